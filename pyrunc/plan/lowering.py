@@ -76,7 +76,8 @@ class Lowering:
         self.null: Slot | None = None
         self.entered: Slot | None = None
         self._folders: dict[str, Slot] = {}
-        self._cache = cache
+        # Plans without the descriptor of a root have no cached operations that refer to it.
+        self._cache = cache if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER else None
         self.shared = shared = SharedSlots(a) if cache is None else cache.shared
         self.scratch, self.tree, self.source = shared.scratch, shared.tree, shared.source
         self.argv, self.envp, self.result = shared.argv, shared.envp, shared.result
@@ -89,9 +90,9 @@ class Lowering:
 
     def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
         """Append the operations of `lower(self, *arguments)`, from the cache if an earlier plan has
-        made the same call. `lower` may depend only on its arguments and on the number of the root's
-        descriptor."""
-        cache = self._cache if self.root == ROOT_NUMBER else None
+        made the same call. `lower` may depend only on its arguments and, in a plan with the
+        descriptor of a root, on the number of this descriptor."""
+        cache = self._cache
         if cache is None or not cache.append(self.a, lower, arguments):
             lower(self, *arguments)
         # As by `attach`, which may be among what was appended.

@@ -571,6 +571,21 @@ def test_the_cached_part_of_a_mount_has_the_source_and_the_line_of_its_plan(pres
     lowering._caches.clear()
 
 
+def test_the_cached_part_of_an_exec_has_the_lines_of_its_plan() -> None:
+    """From the third exec on the search for the program comes from the cache."""
+    lowering._caches.clear()
+    spec, operations = parse(default()), []
+    for argument in ("a", "b", "c", "d"):
+        process = spec.process.replace(args=("program", argument), terminal=False)
+        program = lower(plans.build_exec(spec.linux, process, HOST)).program
+        assert f"{argument}\0".encode() in program.encoded
+        lines = [line.text for line in program.lines]
+        operations.append(list(zip(lines, program.calls, strict=True)))
+    assert ("exec 'program'", "execve") in operations[0]
+    assert all(each == operations[0] for each in operations)
+    lowering._caches.clear()
+
+
 def test_preserved_descriptors_move_the_numbers() -> None:
     assert lower(plan()).numbers["root"] == 3
     assert lower(plan(preserve=2)).numbers["root"] == 5
