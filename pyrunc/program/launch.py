@@ -259,15 +259,19 @@ def launch(
         # may be larger than a pipe.
         opened.append(image := program.open_image())
         numbers[first_free + 1] = image
-        # The copies get numbers above every target, else a dup2 would overwrite a source that is
-        # still needed.
+
+        def above_targets(number: int) -> int:
+            """Return `number`, or a copy with a number above every target, because a dup2 would
+            overwrite a source that is still needed."""
+            if number < first_free + 2:
+                opened.append(number := _fd.duplicate(number, first_free + 2))
+            return number
+
         actions = []
         for target, source in numbers.items():
-            opened.append(copy := _fd.duplicate(source, first_free + 2))
-            actions.append((os.POSIX_SPAWN_DUP2, copy, target))
-        # The path is looked up after the file actions, so this number, too, must be above every
-        # target.
-        opened.append(exe := _fd.duplicate(executable(), first_free + 2))
+            actions.append((os.POSIX_SPAWN_DUP2, above_targets(source), target))
+        # Its path is looked up after the file actions.
+        exe = above_targets(executable())
         # posix_spawn(3) borrows our memory as vfork(2) does: 0.16 ms whatever our size, where
         # fork(2) of a process of 190 MB takes 4.3 ms.
         pid = os.posix_spawn(
