@@ -196,11 +196,18 @@ def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     # iocost controller.
     bfq = read("io.bfq.weight") is not None
     file = "io.bfq.weight" if bfq else "io.weight"
-    weights = [("", io)]
-    weights += [(f"{d['major']}:{d['minor']} ", d) for d in io.get("weightDevice") or []]
-    for device, entry in weights:
+    lowest = 1 if bfq else 10  # of blkio.weight, which io_weight converts
+    weights = [("weight", "", io)]
+    for index, entry in enumerate(io.get("weightDevice") or []):
+        device = f"{entry['major']}:{entry['minor']} "
+        weights.append((f"weightDevice[{index}].weight", device, entry))
+    for field, device, entry in weights:
         if entry.get("weight"):
             value = int(entry["weight"])
+            if not lowest <= value <= 1000:
+                raise InvalidSpec(
+                    f"{RESOURCES}.blockIO.{field}", f"{value} is not between {lowest} and 1000"
+                )
             yield CgroupSetting(file, f"{device}{value if bfq else io_weight(value)}")
     for key, word in (
         ("throttleReadBpsDevice", "rbps"),

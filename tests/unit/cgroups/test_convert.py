@@ -119,6 +119,25 @@ def test_an_absent_pids_limit_writes_nothing() -> None:
     assert written({"pids": {}}) == []
 
 
+@pytest.mark.parametrize(
+    ("block_io", "files", "message"),
+    [
+        ({"weight": 5}, {}, "blockIO.weight: 5 is not between 10 and 1000"),
+        ({"weight": 1001}, {}, "blockIO.weight: 1001 is not between 10 and 1000"),
+        (
+            {"weightDevice": [{"major": 8, "minor": 0, "weight": 1001}]},
+            {"io.bfq.weight": ""},
+            r"weightDevice\[0\].weight: 1001 is not between 1 and 1000",
+        ),
+    ],
+)
+def test_an_io_weight_outside_of_its_range_is_refused_by_its_field(
+    block_io: dict[str, Any], files: dict[str, str], message: str
+) -> None:
+    with pytest.raises(InvalidSpec, match=message):
+        written({"blockIO": block_io}, files)
+
+
 def test_io_weights_use_bfq_where_available() -> None:
     resources = {
         "blockIO": {
