@@ -27,8 +27,9 @@ def enable(fd: int) -> bool:
     """Seal a file with SHA-256 (FS_IOC_ENABLE_VERITY); the kernel reads the whole file. `fd` must
     be open for reading, and no process may have the file open for writing.
 
-    Returns True when the file is sealed, also if it was sealed before; False if the file system has
-    no fs-verity or does not support it with its block size. Raises KernelError.
+    Returns True when the file is sealed, also if it was sealed before. Returns False if the file
+    system has no fs-verity, or the kernel does not support fs-verity with blocks of `BLOCK_BYTES`
+    there. Raises KernelError for all other failures.
     """
     try:
         fcntl.ioctl(fd, FS_IOC_ENABLE_VERITY, _ENABLE.pack(1, SHA256, BLOCK_BYTES, 0, 0, 0, 0, 0))

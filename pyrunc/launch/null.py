@@ -28,7 +28,7 @@ _label: bytes | None = None
 
 
 def is_null(number: int) -> bool:
-    """Tell whether an open file is a null device, the host's or a private one."""
+    """Tell whether the descriptor `number` is a null device, the host's or a private one."""
     status = os.fstat(number)
     return S_ISCHR(status.st_mode) and status.st_rdev == DEVICE
 

@@ -1,10 +1,10 @@
 """`linux.intelRdt`: a container's share of caches and memory bandwidth, by the resctrl filesystem.
 
 A group (class of service) is a folder with `schemata` and `tasks`. A group that the configuration
-names by closID belongs to the node's administrator: a start uses it, makes it if it is missing and
-the configuration has schemata, and nothing here removes it. Without a closID the container gets its
-own group, named by its id. This group and the container's monitoring group are removed with the
-container. Source: runtime-spec config-linux.md, "IntelRdt", and the kernel's
+names by closID belongs to the node's administrator. A start uses this group, and makes it if it is
+missing and the configuration has schemata. The runtime never removes it. Without a closID the
+container gets its own group, named by its id. This group and the container's monitoring group are
+removed with the container. Source: runtime-spec config-linux.md, "IntelRdt", and the kernel's
 Documentation/filesystems/resctrl.rst.
 """
 
@@ -40,11 +40,12 @@ def mounted() -> str:
 
 
 def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
-    """Put the container's first process `pid` into its resctrl group, which is made when it is
-    missing. Pushes the removal of each new group on `undo`. `root`: the mount point of resctrl.
+    """Put the container's first process `pid` into the container's resctrl group and, with
+    `enableMonitoring`, into its monitoring group. Missing groups are made, and their removal is
+    pushed on `undo`. `root`: the mount point of resctrl.
 
-    Raises InvalidSpec when an existing group differs from the configuration, or when the group is
-    missing and the configuration has no schemata for it; KernelError.
+    Raises InvalidSpec when an existing group has other schemata than the configuration, or when the
+    group of a closID is missing and the configuration has no schemata. Raises KernelError.
     """
     group = group_of(rdt, container_id, root)
     schemata = schemata_of(rdt)
@@ -71,7 +72,8 @@ def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
 
 
 def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
-    """Put another process of the container into its group. Raises KernelError."""
+    """Put another process, `pid`, into the container's existing resctrl group and, with
+    `enableMonitoring`, into its monitoring group. Raises KernelError."""
     _write(group_of(rdt, container_id, root), "tasks", str(pid))
     if rdt.get("enableMonitoring"):
         _write(monitor_of(rdt, container_id, root), "tasks", str(pid))
@@ -121,8 +123,8 @@ def schemata_of(rdt: Rdt) -> list[str]:
 
 
 def _require_schemata(group: str, schemata: list[str]) -> None:
-    """Raise InvalidSpec unless the group has the configuration's `schemata` already. They are not
-    written to it, because other containers may use the group."""
+    """Raise InvalidSpec unless the group has the configuration's `schemata` already. The group's
+    schemata are never changed, because other containers may use the group."""
     with open(f"{group}/schemata", encoding="ascii") as file:
         present = dict(map(_parse_schema, file.read().splitlines()))
     for line in schemata:

@@ -254,7 +254,8 @@ class ParentSide:
         debug.say("process %d exists", pid)
 
     def _answer(self, message: LauncherMessage, process: ChildProcess) -> None:
-        """Handle a message of the process that is neither READY nor TIME."""
+        """Handle a message of the process with the tag DESCRIPTOR, STATUS, PROGRESS or LISTENER.
+        Raises HookFailed for STATUS, Error for an unexpected message, and the errors of a step."""
         if message.tag == DESCRIPTOR:
             if len(message.fds) != 1 or process.console_fd is not None:
                 close_all(message.fds)

@@ -15,11 +15,12 @@ class BindSource(Record):
 
     @property
     def is_in_every_namespace(self) -> bool:
-        """Tell whether a process in a copy of our mount namespace can open the source by its path.
+        """Tell whether the container's process, in a copy of our mount namespace, can open the
+        source by its path and bind it.
 
-        False for a pipe, which has no path; for paths below /proc, where the other process sees
-        other files; and for our own root directory, because the clone would include the container's
-        root, which is mounted there.
+        False for a pipe, which has no path. False for paths below /proc, where the process sees
+        other files than we do. False for our own root directory: the process has mounted the
+        container's root there, and would bind that as well.
         """
         return (
             self.path.startswith("/")

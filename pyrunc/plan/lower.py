@@ -1,5 +1,5 @@
-"""Lowers a plan to the launcher's program: each operation becomes a few system calls with their
-data and error rules.
+"""Lowers a plan to the launcher's program: each operation becomes a few system calls, with their
+data, and with jumps to other calls after certain errnos.
 
 The program numbers the plan's named descriptors upwards from the first number that the process does
 not inherit. The numbers are the same in every run, so a program can be stored.

@@ -105,7 +105,10 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
 
 
 def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
-    """Clone the mount at the path `low.source` of our copy of the host's mounts, and attach it."""
+    """Bind a path of the host: clone the mount at `op`'s source in the container's copy of the
+    host's mounts, and attach the clone at `op.destination`.
+
+    The program reads the path from its variable `low.source`, because `op.source` is empty here."""
     place = _open_source(low, op)
     flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
     low.a.sys("open_tree", place, "", flags, store=low.tree)
@@ -169,7 +172,8 @@ def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
 
 
 def require_proc(low: Lowering, tree: Operand, note: str) -> None:
-    """Fail with `note` unless the mount is a whole procfs."""
+    """Fail with EPERM and `note` unless `tree`, a descriptor of a mount or folder, is the root
+    directory of a procfs. A bind of a folder of procfs fails, too."""
     a = low.a
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)

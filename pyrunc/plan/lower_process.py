@@ -56,8 +56,8 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
     """Write `content` to the first existing file of `paths` below /proc. Fail unless /proc is a
     procfs and nothing is mounted over the file.
 
-    If another file could take the kernel's place, it would swallow a label, and the process would
-    run without one (CVE-2019-16884, CVE-2025-52881).
+    Otherwise the content could go to a file that is not the kernel's. The process would then run
+    without its label, for example (CVE-2019-16884, CVE-2025-52881).
     """
     a = low.a
     proc = low.a.slot(4)
@@ -512,9 +512,11 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
 
 
 def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
-    """Send STATUS (the hook's index and wait status, -1 after its timeout) and end the process. If
-    `start` waits, it gets STATUS and the hook's output; otherwise the parent gets STATUS, and reads
-    the output from its file."""
+    """Send STATUS with the hook's index and wait status (-1: killed after its timeout), and end the
+    process with exit code 1.
+
+    If `start` waits, STATUS goes to `start`, followed by the hook's stderr. Otherwise STATUS goes
+    to the parent, which reads the hook's stderr from the file `op.errors`."""
     a = low.a
     a.send(STATUS, op.index, status)
     if low.start is not None:

@@ -1,9 +1,10 @@
 """Lowers one plan's operations: `Lowering` has the assembler, the descriptors' numbers and the data
 that operations share.
 
-Operations reach all files below the container's root by its methods: `beneath` opens an existing
-file, `place` opens or creates a mount's destination, `attach` attaches a mount there. Sequences of
-calls that do not depend on the plan are in `program.macros`.
+The functions that lower operations reach all files below the container's root by methods of
+`Lowering`: `beneath` opens an existing file, `place` opens or creates a mount's destination,
+`attach` attaches a mount to an open file. Sequences of calls that do not depend on the plan are in
+`program.macros`.
 """
 
 from __future__ import annotations
@@ -146,10 +147,11 @@ class Lowering:
         return self.folder(above or "/"), name
 
     def place(self, path: str, directory: bool) -> Slot:
-        """Open (O_PATH) a mount's destination; returns the slot. A missing one is created:
-        directories with mode 0755, and an empty file with 0644 unless `directory`.
+        """Open (O_PATH) a mount's destination; returns the slot. A missing destination is created,
+        with missing parents (0755): as a directory (0755) if `directory`, else as an empty file
+        (0644).
 
-        Where a file is wanted, an existing directory stays, and the mount then fails with ENOTDIR.
+        An existing directory is opened also without `directory`; the mount then fails with ENOTDIR.
         """
         if directory:
             return macros.make_directories(self.a, self.container_root(), path)

@@ -1,11 +1,11 @@
 """Caches lowered operations that are the same in most plans of a machine: default mounts, devices,
 masks, capabilities.
 
-Lowering is half of the time that a start spends in Python. The code of a fragment can be moved,
-because its jumps are relative. Its data cannot, because calls point to data by offset. So all
-fragments share one block of data. Each program begins its data with a copy of this block, and
-contains the code of the fragments that it uses. A process that starts containers fills the cache
-once, and its forks inherit it.
+Lowering is half of the time that a start spends in Python. A fragment is the lowered code of one or
+a few consecutive operations. This code can be moved in a program, because its jumps are relative.
+Its data cannot be moved, because calls refer to data by offset. So all fragments share one block of
+data. Each program begins its data with a copy of this block, and contains the code of the fragments
+that it uses. A process that starts containers fills the cache once, and its forks inherit it.
 """
 
 from __future__ import annotations

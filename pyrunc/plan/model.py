@@ -80,8 +80,9 @@ class WriteHookState(ParentStep):
 
 
 class RunHooks(ParentStep):
-    """Run all hooks of one kind, one after the other. Without a `folder` they run in the runtime's
-    namespaces, else in these `namespaces` of the process, with `folder` as working directory."""
+    """Run all hooks of one kind, one after the other. With a `folder`, the hooks run in these
+    `namespaces` of the process and have `folder` as their working directory. Without one, they run
+    in the runtime's namespaces."""
 
     kind: str
     hooks: tuple[Hook, ...]
@@ -197,15 +198,16 @@ class LoopbackUp(Op):
 
 
 class SetPropagation(Op):
-    """Set the propagation (MS_* flags) of `/` in the new mount namespace, a copy of the runtime's;
-    with MS_REC of all mounts below it as well."""
+    """Set the propagation of `/` in the new mount namespace, which is a copy of the runtime's.
+    `flags`: MS_* flags; with MS_REC the mounts below `/` get the propagation as well."""
 
     flags: int
 
 
 class AttachRoot(Op):
-    """Attach the detached root mount in the container's mount namespace: on top of `/`, or on a
-    folder that hooks can see."""
+    """Attach the detached root mount in the container's mount namespace at `place`: on top of `/`
+    or, if there are createContainer hooks, on a folder in which the hooks find the root.
+    `propagation`: MS_* flags for the mount."""
 
     propagation: int
     place: str = "/"
@@ -315,7 +317,9 @@ class CoverRoot(Op):
     """Mount the root over `/` without pivot_root, which a root on a ramdisk does not permit; the
     old root stays beneath it.
 
-    `hide`: whole procfs and sysfs mounts of the old root, through which masked files could be read.
+    `hide`: mount points in the old root at which the root directory of a procfs or sysfs is
+    mounted; masked files could be read there. `move`: the root is attached elsewhere, and is moved
+    onto `/` first.
     """
 
     move: bool
@@ -538,10 +542,12 @@ class RefuseStart(Op):
 
 
 class RunHook(Op):
-    """Run a startContainer hook: a child that gets the state on stdin. Its failure is sent to
-    `start` and ends the process.
+    """Run a startContainer hook in a child process. A hook that fails ends the container's process.
+    The failure is reported to `start` or, in a plan without `start`, to the parent, with the
+    beginning of the hook's stderr.
 
-    `errors` names the file for its stderr, whose beginning is sent as well.
+    `descriptor`, `errors`: names of the descriptors of the files that become the hook's stdin (the
+    container's state) and stderr.
     """
 
     index: int
@@ -584,9 +590,9 @@ class HostFacts(Value):
     `capabilities`: bit mask of those that the runtime can pass on to a process. `oom_score_adj`:
     the runtime's own, which is the minimum for its children unless `lowers_oom_score`.
     `clones_detached`: open_tree(2) can clone a detached mount. `pinned`: the runtime's CPU affinity
-    excludes some CPUs. `in_user_namespace`: its user namespace is not the initial one. `setgroups`:
-    that namespace permits setgroups(2). `cgroup_root`: the mount point of the v2 tree.
-    `cgroup_options`: the mount options of its superblock, such as `nsdelegate`.
+    excludes some CPUs. `in_user_namespace`: the runtime is not in the initial user namespace.
+    `setgroups`: the runtime's user namespace permits setgroups(2). `cgroup_root`: the mount point
+    of the cgroup v2 tree. `cgroup_options`: the tree's superblock options, such as `nsdelegate`.
     """
 
     capabilities: int
@@ -622,8 +628,8 @@ class RootfsFacts(Value):
 
     `home`: home directory of the process's user, for an environment without HOME. `null_stdio`:
     which of 0, 1, 2 `ReopenNull` replaces by the container's /dev/null. `devices`: path -> name of
-    the descriptor of a device file that was made outside. `instances`: mount points of whole procfs
-    and sysfs in our namespace, empty unless the root is mounted over `/` (CoverRoot).
+    the descriptor of a device file that was made outside. `instances`: the paths `hide` of
+    `CoverRoot`, empty if the container's root is not mounted over `/`.
     """
 
     directories: Mapping[int, bool] = {}

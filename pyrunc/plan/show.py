@@ -1,8 +1,8 @@
 """Prints a plan: one line for each operation and step, for `pyrunc plan` and for errors.
 
-A line begins with a verb and its object: `mount 'proc' on '/proc'`. Numbers become the kernel's
-names. The steps of the parent come before the operation that waits for them, in the order of
-events: 12.1 and 12.2 are done when 12 is.
+A line begins with a verb and its object: `mount 'proc' on '/proc'`. Flags are printed by their
+names. The parent's steps for which operation 12 waits are numbered 12.1, 12.2, …. They are printed
+before line 12, because operation 12 ends after them.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def _mount_fs(op: m.MountFs) -> str:
 
 
 def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
-    """Return set and cleared attributes as `ro,-nosuid`; the atime family is one field, and
-    clearing it means relatime."""
+    """Return the MOUNT_ATTR_* bits that are set and cleared as a text such as `ro,-nosuid`. Each
+    name begins with `prefix`. If the atime bits are cleared and none is set, adds `relatime`, which
+    the kernel then uses."""
     named = [prefix + word for bit, word in _ATTRIBUTES if to_set & bit]
     if to_clear & abi.MOUNT_ATTR__ATIME and not to_set & abi.MOUNT_ATTR__ATIME:
         named.append(prefix + "relatime")

@@ -1,2 +1,2 @@
-"""Programs of system calls: assembles and proves them, has `pause/launcher.c` run them, and
-converts its failures to errors."""
+"""Programs of system calls: assembles programs, proves that they cannot go wrong by themselves, has
+`pause/launcher.c` run them, and converts failed operations to errors."""

@@ -10,8 +10,9 @@ cannot go wrong by itself.
 
 The proof: every jump goes forward and lands inside the program, and a slot is loaded only where all
 paths have stored into it. Because all jumps go forward, this is checked while operations are
-appended: appending a wrong one raises InvalidArgument. At run time, a system call whose error has
-no rule ends the program with a failure that names the operation and the errno.
+appended: appending a wrong one raises InvalidArgument. At run time, a program continues after a
+failed system call at the label that the call has for the errno (`skip` in the example). An errno
+without a label ends the program with a failure that names the operation and the errno.
 """
 
 from __future__ import annotations
@@ -215,8 +216,8 @@ class Assembler:
         `store`: the slot for the result, on failure the negative errno. `ok`: the label to go to
         after success. `skip`: errno -> label to go to, at most three, or two with `skip_any`.
         `skip_any`: the label for all other errnos. `retry=(errno, times)`: repeat the call at this
-        errno, at most so many times; the other rules apply to the last result. A failed call
-        without a rule ends the program, with a Failure that has the index of this operation.
+        errno, at most so many times; `ok`, `skip` and `skip_any` apply to the last result. An errno
+        without a label ends the program, with a FAILURE message that has the operation's index.
         """
         number = self._syscalls.get(name)
         if number is None:
@@ -277,8 +278,8 @@ class Assembler:
         )
 
     def send(self, tag: int, value: Operand = 0, extra: Operand = 0) -> None:
-        """Send a message to the parent; tags are in `program.model`. The program ends when the
-        parent is gone."""
+        """Send a message to the parent: a `tag` of `program.model` and two numbers, whose meaning
+        depends on the tag. The program ends when the parent is gone."""
         if not 0 < tag < FIRST_RESERVED:
             raise InvalidArgument(f"message tag {tag} is reserved")
         if tag == PID and self._pid_op is None:
@@ -403,9 +404,11 @@ class Assembler:
         words: Sequence[int],
         call: str,
     ) -> None:
-        """Append an operation that jumps to `true` or to a label of `rules`. Notes for each label
-        which slots are stored on every path to it. Unless a label is NEXT, the operation that
-        follows is reached only by a jump."""
+        """Append an operation that jumps to `true` or to one of the labels `rules`. `before`,
+        `words` and `times`: the operation's other fields; `call`: its system call's name.
+
+        Records for each label which slots are stored on every path to the label. If no label is
+        NEXT, the following operation can only be reached by a jump to a label."""
         index, stored = len(self._packed), self._stored
         jumps = reached = False
         for label in (true, *rules):

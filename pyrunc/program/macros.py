@@ -116,10 +116,11 @@ def clone_sibling(a: Assembler, flags: int, pid: Slot, cgroup: int | None = None
 
 
 def fork_parent(a: Assembler, flags: int, cgroup: int | None = None) -> None:
-    """Clone a sibling of the launcher, which runs the operations that are appended afterwards. The
-    launcher sends PID, with the new process's pid in the launcher's pid namespace, and exits.
+    """Clone a new process, a child of the process that called `launch`. The new process runs the
+    operations that are appended afterwards. The launcher sends PID and exits.
 
-    The new process is a child of the process that called `launch`.
+    PID has the new process's pid in the launcher's pid namespace. `flags`: CLONE_NEW* flags;
+    `cgroup`: descriptor of the new process's cgroup v2 directory.
     """
     # No PR_SET_PDEATHSIG: it comes when the thread ends that made the child, not the process
     # (prctl(2)). The child notices a dead parent as end of file at its next wait.
@@ -209,8 +210,8 @@ def open_at(
     """Append openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs;
     returns the slot of the new descriptor.
 
-    IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. After an error with
-    a rule the slot holds the negative errno.
+    `resolve`: IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving. `skip`:
+    errno -> label to go to; the slot then holds the negative errno. `ok`: the label after success.
     """
     fd = a.slot(4) if store is None else store
     how = open_how(a, flags, resolve)
@@ -302,8 +303,9 @@ def status(a: Assembler, fd: Operand) -> Address:
 
 
 def status_field(a: Assembler, place: Address, name: str) -> Slot:
-    """Return a field of the result of `status` as a slot of 8 bytes for `ino`, else of 4. Compare
-    `mode` with a mask such as S_IFMT, because its upper half is padding."""
+    """Return the field `name` of `place`, the result of `status`, as a slot: `ino`, `size` and
+    `mnt_id` have 8 bytes, all other fields have 4. Compare the field `mode` with a mask such as
+    S_IFMT, because the slot's upper two bytes are padding."""
     offset, width = STATX_FIELDS[name]
     return a.field(place, offset, max(width, 4))
 

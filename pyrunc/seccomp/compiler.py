@@ -100,8 +100,8 @@ def build(profile: SeccompProfile, machine: str) -> bytes:
     machine than `profiles.NATIVE` names.
 
     The program has the rules for i386's socketcall(2), then the stub that answers ENOSYS to calls
-    newer than the profile, then libseccomp's program for all other rules. If it is shorter,
-    `flatten.flatten` replaces the last two by one binary search.
+    newer than the profile, then libseccomp's program for all other rules. The stub and libseccomp's
+    program are replaced by the binary search of `flatten.flatten` if the search is shorter.
     """
     from pyrunc.seccomp import stub
     from pyrunc.seccomp.flatten import flatten

@@ -1,12 +1,11 @@
 """The profile of RuntimeDefault as data: the calls of every container, by subject, and those that
 each capability adds.
 
-It allows the same calls as containerd's and Docker's default profiles of 2026 (the names are facts;
-the order here is by subject). All other calls fail with EPERM, or with ENOSYS if they are newer
-than the list (`stub`). Left out on purpose: io_uring, keyrings, userfaultfd, kexec, and new
-namespaces without CAP_SYS_ADMIN. socket(2) has one rule per family, because its argument is an int:
-"greater than AF_VSOCK" would also be true for AF_VSOCK with garbage in the upper half of the
-register.
+It allows the same calls as containerd's and Docker's default profiles of 2026. All other calls fail
+with EPERM, or with ENOSYS if they are newer than the list (`stub`). Left out on purpose: io_uring,
+keyrings, userfaultfd, kexec, and new namespaces without CAP_SYS_ADMIN. socket(2) has one rule per
+family, because its argument is an int: "greater than AF_VSOCK" would also be true for AF_VSOCK with
+garbage in the upper half of the register.
 
 i386's socketcall(2) passes the family behind a pointer, where no filter sees it (CVE-2026-31431
 opened AF_ALG in this way). So making a socket by socketcall(2) fails with ENOSYS. musl, and glibc

@@ -86,8 +86,8 @@ TSYNC, SPEC_ALLOW, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 4, 8, 0x20
 
 
 class SeccompRule:
-    """One rule. `conditions`: (argument, comparison, a, b) as libseccomp takes them, which must
-    all hold; none: always."""
+    """What happens to one system call: the rule applies if all `conditions` hold, and always if
+    there are none. A condition is (index of the argument, comparison, a, b) as in libseccomp."""
 
     __slots__ = ("action", "conditions", "name")
 

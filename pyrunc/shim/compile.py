@@ -324,8 +324,8 @@ def _open_place(place: PreparedMount, request: CreateRequest, descriptors: Named
 
 
 def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
-    """Return a clone of the mount of a source on the host, and make its mount point: a folder for a
-    folder, else a file.
+    """Return a detached clone of the mount of `place.source`, a file or folder of the host, and
+    make the mount point `place.place`: a folder if the source is a folder, a file if it is a file.
 
     Raises KernelError, OSError, InvalidArgument (the request has no descriptor of the source).
     """

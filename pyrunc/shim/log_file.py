@@ -107,7 +107,8 @@ class LogFile:
         return whole
 
     def _cut_off(self, torn_bytes: int) -> None:
-        """Cut off the beginning of a record that did not fit."""
+        """Remove the last `torn_bytes` bytes of the file: the beginning of a record that could not
+        be written to its end. Does nothing if the log is not a regular file."""
         try:
             # The next record begins at the new end without lseek(2), because of O_APPEND (open(2)).
             size = os.fstat(self._fd).st_size

@@ -172,8 +172,8 @@ class StoredPause(Record):
 
 
 class StoredContainer(Record):
-    """The keeper's entry of a running container. Its descriptors are the pidfd of the first
-    process, and those that the shim reads `outputs` from."""
+    """The keeper's entry of a running container. The entry's descriptors are the pidfd of the first
+    process and, for each name in `outputs`, the one from which the shim reads this stream."""
 
     pid: int
     start_time: int
@@ -400,7 +400,7 @@ class PodState(Record):
 
     @property
     def pause(self) -> PauseState | None:
-        """The pause process."""
+        """The pause process, also after its end; None if none was started."""
         return self.holder
 
     @property

@@ -37,8 +37,8 @@ class KillCounts:
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Begin to count for `group`, which has processes: note the earlier kills in removed groups
-        beside it. Raises KernelError."""
+        """Begin to count kills in `group`, in which processes run already. Records how many kills
+        in removed cgroups of the same parent are older. Raises KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)

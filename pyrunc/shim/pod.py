@@ -199,8 +199,8 @@ class ShimPod:
         self._answer_pause_stops()
 
     def _stop_pause(self, call: ShimCall, request: messages.StopPause) -> None:
-        """End the pause process. If it is being started, it ends when it runs, because the caller
-        of the start has given up."""
+        """End the pause process, and answer `call` after its exit. A pause process that is still
+        being started is killed when its start is done: the caller of the start has given up."""
         if self._pause_starting:
             self._pause_waiting.append(call)
             return
@@ -630,8 +630,8 @@ class ShimPod:
         self._end_when_done(tries=END_TRIES)
 
     def _end_when_done(self, tries: int) -> None:
-        """Stop serving the pod when its forked processes have ended, such as a poststop hook or the
-        removal of a systemd scope."""
+        """Stop serving the pod when the shim's forks have ended, such as one that runs a poststop
+        hook or removes a systemd scope. After `tries` more checks, no longer waits for them."""
         if self._reaper.busy and tries:
             self.loop.after(END_RETRY_S, lambda: self._end_when_done(tries - 1))
         else:
@@ -654,7 +654,8 @@ class ShimPod:
             warn(f"cannot remove cgroup {group.path}: {error}")
 
     def _end_if_abandoned(self) -> None:
-        """Drop the pod if the server has died before its first call."""
+        """Stop serving the pod if it has neither processes nor a connected client, because the
+        server died after `TakePod`. Called once, `ABANDONED_AFTER_S` after that request."""
         if not (
             self._pause or self._pause_starting or self._containers or self._server.connections
         ):

@@ -140,7 +140,8 @@ class Reaper:
             on_exit(ended)
 
     def _wait(self, kind: int, pid: int) -> ProcessEnd | None:
-        """Reap one child that has ended; None if there is none."""
+        """Reap one ended child of those that waitid(2) selects by its arguments `kind` (P_ALL or
+        P_PID) and `pid`. Returns None if no such child has ended."""
         try:
             result = os.waitid(
                 kind, pid, os.WEXITED | os.WNOHANG | (os.WNOWAIT if self._noted else 0)

@@ -262,7 +262,8 @@ class SupervisedContainer:
 
     @property
     def has_poststop(self) -> bool:
-        """Whether the container has poststop hooks, which run after its end."""
+        """Whether `Starter.after_stop` has work to do after the container's end: poststop hooks, or
+        resctrl groups of the container's own."""
         return self._process is not None and self._process.has_poststop
 
     @property

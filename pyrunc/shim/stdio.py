@@ -221,8 +221,8 @@ class InputStream:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """Stop watching a terminal. Watch a pipe only for the close of its reading end. Called when
-        there is nothing to write."""
+        """Watch the container's stdin only for the close of a pipe's reading end; do not watch a
+        terminal at all. Called while there is nothing to write."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)

@@ -218,7 +218,8 @@ class Linux(Value):
     personality: Personality | None = None
 
     def namespace(self, kind: str) -> Namespace | None:
-        """Return the entry of that type, None when the container stays in the runtime's."""
+        """Return the entry of `namespaces` with the type `kind`; None if there is none, and the
+        container stays in the runtime's namespace of this type."""
         for entry in self.namespaces:
             if entry.type == kind:
                 return entry

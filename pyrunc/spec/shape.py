@@ -1,4 +1,6 @@
-"""Checks types and ranges of JSON values by their shapes.
+"""Checks types and ranges of JSON values by their shapes. A shape describes the values that are
+allowed: TEXT, FLAG, a range (least, greatest) of integers, [shape of the items], or
+{property: shape of its value}. A property with the name ANY stands for all others.
 
 `linux.resources`, `linux.seccomp` and `linux.intelRdt` stay JSON objects: the code that parses them
 gets them in the shapes below, without nulls. Unknown properties are passed on unchecked. Source:

@@ -51,8 +51,8 @@ def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
 
 
 def open_descendant(pid: int, family: set[int]) -> int | None:
-    """Return a pidfd of a process whose parent is one of `family`; None when there is no such
-    process.
+    """Return a pidfd of the process `pid`; None if its parent is not one of the pids `family`, or
+    if the process has ended.
 
     The pid may have been reused since it was listed, so the parent is looked up after the pidfd was
     opened.

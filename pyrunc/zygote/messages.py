@@ -76,7 +76,8 @@ class Outcome(Record):
 
 
 class FromWorker(Record):
-    """Part of a worker's answer. `last`: the worker's memory has grown, so it must get no further
+    """Fields in each answer of a worker, a job that serves many requests
+    (`cri_server.zygote.workers`). `last`: the worker's memory has grown, so it must get no further
     request."""
 
     last: bool = False
