@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cri_server.systemd.units import service_settings, unit_files
+from pyrunc.errors import InvalidSpec
 
 UNIT = "kubelet.service"
 DROP_IN = f"/etc/systemd/system/{UNIT}.d/90-pyrunc.conf"
@@ -18,11 +19,11 @@ ENDPOINT = "unix:///run/pyrunc/cri.sock"
 
 def drop_in(root: Path) -> str | None:
     """Return the drop-in's text for the machine whose root directory is `root`; None if no unit
-    starts a kubelet. Raises OSError, UnicodeDecodeError."""
+    starts a kubelet. Raises OSError, InvalidSpec (a file of the unit is not UTF-8)."""
     command = ""
     for file in unit_files(root, UNIT):
         if file.name != Path(DROP_IN).name:
-            for key, value in service_settings(file.read_text(encoding="utf-8")):
+            for key, value in service_settings(_text(file)):
                 # An empty ExecStart= removes earlier ones.
                 command = " ".join(value.split()) if key == "ExecStart" else command
     if not command:
@@ -36,3 +37,10 @@ def drop_in(root: Path) -> str | None:
         # (systemd.service(5)).
         f"[Service]\nExecStart=\nExecStart={command} --container-runtime-endpoint={ENDPOINT}\n"
     )
+
+
+def _text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidSpec(str(file), f"not UTF-8: {error}") from None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pyrunc.abi.clone import CLONE_NEWNET
 from pyrunc.errors import PeerError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import setns
 from pyrunc.kernel.process import alive_since
 from pyrunc.records import Record
@@ -55,25 +56,18 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
     """Connect to a TCP port on the loopback interface of a network namespace. Return a list of one
     descriptor, the connected socket. `arguments`: the fields of a DialRequest.
 
-    Raises PeerError if neither 127.0.0.1 nor ::1 accepts the connection, or if another process has
-    the pid by now.
+    Raises PeerError if neither 127.0.0.1 nor ::1 accepts the connection, or if the process has
+    ended, also when another process has its pid by now.
     """
     request = DialRequest.of(arguments)
-    pid, port = request.pid, request.port
-    if pid:
-        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        # Checked after the open: the descriptor now refers to this namespace even if the pid is
-        # reused.
-        if alive_since(pid) != request.start_time:
-            raise PeerError("the pod has ended")  # its pid may be reused
-        setns(namespace, CLONE_NEWNET)
-        os.close(namespace)
+    if request.pid:
+        _join_network(request.pid, request.start_time)
     reasons = []
     for family, address in LOOPBACK:
         connection = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         connection.settimeout(DIAL_TIMEOUT_S)
         try:
-            connection.connect((address, port))
+            connection.connect((address, request.port))
         except OSError as error:
             connection.close()
             reasons.append(f"{address}: {error.strerror or error}")
@@ -81,6 +75,20 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
         connection.setblocking(False)
         return [connection.detach()]
     raise PeerError(", ".join(reasons))
+
+
+def _join_network(pid: int, start_time: int) -> None:
+    """Join the network namespace of a process. Raises PeerError if the process has ended."""
+    try:
+        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise PeerError("the pod has ended") from None
+    with closing_fd(namespace):
+        # Checked after the open: the descriptor now refers to this namespace even if the pid is
+        # reused.
+        if alive_since(pid) != start_time:
+            raise PeerError("the pod has ended")
+        setns(namespace, CLONE_NEWNET)
 
 
 def compile_apparmor(arguments: Message, fds: list[int]) -> None:

@@ -284,6 +284,14 @@ class TestKubelet:
         )
         assert run(root) == "nothing to do\n", "our drop-in is not taken for kubelet's"
 
+    def test_a_unit_that_is_not_utf8_is_named(self, root: Path) -> None:
+        self.unit(root)
+        unit = root / "etc/systemd/system/kubelet.service"
+        unit.write_bytes(b"[Service]\nExecStart=/usr/bin/kubelet --node-ip=\xff\n")
+        refused = run(root, code=1)
+        assert f"{unit}: not UTF-8" in refused
+        assert not (root / self.DROP_IN).exists()
+
     def test_an_administrators_unit_comes_before_a_packages(self, root: Path) -> None:
         self.unit(root)
         (root / "etc/systemd/system/kubelet.service").write_text(

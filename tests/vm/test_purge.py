@@ -152,7 +152,7 @@ def test_purge_leaves_nothing_of_package_and_pods(machine: Guest, debs: tuple[Pa
         "processes",
     }, kinds
 
-    with pytest.raises(RuntimeError, match="1 pod is still there"):
+    with pytest.raises(RuntimeError, match="1 pod of this boot: stop kubelet"):
         types(machine, "apt purge pyrunc")
     types(machine, "pyrunc-cri rm --force busybox")
     leave = documents.blocks("install.md", "Leaving")[1].splitlines()

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from cri_server.zygote import jobs
 from cri_server.zygote.client import Zygote
 from cri_server.zygote.peer import wait_answer
 from pyrunc import ipc
@@ -405,3 +406,12 @@ def test_a_zygote_whose_server_ends_with_an_unread_reply_exits_without_an_error(
         result.close()
         os.kill(process.pid, signal.SIGCONT)
         assert process.communicate(timeout=30)[1] == b"" and process.returncode == 0
+
+
+@pytest.mark.parametrize("reused", [False, True])
+def test_a_dial_into_an_ended_pod_says_so(reused: bool) -> None:
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    request = jobs.DialRequest(port=1, pid=os.getpid() if reused else ended.pid, start_time=1)
+    with pytest.raises(PeerError, match="the pod has ended"):
+        jobs.dial(request.to_fields(), [])
