@@ -111,9 +111,13 @@ def _is_private(mirror: RegistryHost, reference: Reference) -> bool:
 def _credential(auth: Auth) -> Credential:
     if auth.username or auth.password:
         return Credential(auth.username, auth.password)
+    # Before `auth`, as containerd's ParseAuth: `docker login` at a registry with identity tokens
+    # writes both, and `auth` has no password then.
+    if auth.identity_token:
+        return Credential(refresh_token=auth.identity_token)
     if auth.auth:
         try:
-            # As containerd's ParseAuth: NUL bytes around the text are dropped.
+            # NUL bytes around the text are dropped, as in ParseAuth.
             text = base64.b64decode(auth.auth, validate=False).decode("utf-8").strip("\0")
         except (binascii.Error, ValueError):
             raise InvalidArgument("auth.auth is not base64 of USER:PASSWORD") from None
@@ -121,8 +125,6 @@ def _credential(auth: Auth) -> Credential:
         if not colon:
             raise InvalidArgument("auth.auth is not base64 of USER:PASSWORD")
         return Credential(user, password.strip("\0"))
-    if auth.identity_token:
-        return Credential(refresh_token=auth.identity_token)
     return Credential(
         bearer=_header_value(auth.registry_token, InvalidArgument, "auth.registry_token")
     )

@@ -44,6 +44,8 @@ def b64(text: bytes) -> str:
         (Auth(auth=b64(b"u:p\0\0")), SECRET),
         (Auth(auth=b64(b"u:p:with:colons")), Credential("u", "p:with:colons")),
         (Auth(identity_token="t"), Credential(refresh_token="t")),
+        (Auth(auth=b64(b"u:"), identity_token="t"), Credential(refresh_token="t")),
+        (Auth("u", "p", identity_token="t"), SECRET),
         (Auth(registry_token="t"), Credential(bearer="t")),
         (Auth(identity_token="i", registry_token="r"), Credential(refresh_token="i")),
     ],
