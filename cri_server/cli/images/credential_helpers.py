@@ -14,6 +14,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ FOLDER = Path("/etc/pyrunc/credential-providers.d")
 FOLDER_VARIABLE = "PYRUNC_CREDENTIAL_PROVIDERS"
 PROTOCOL = "credentialprovider.kubelet.k8s.io/v1"
 TIMEOUT_S = 60.0  # kubelet's
+NO_LOGIN = b"credentials not found in native keychain"  # the words of docker's protocol
 TOKEN_USER = "<token>"  # docker's user name for a secret that is an identity token
 
 
@@ -62,6 +64,10 @@ class _Response(msgspec.Struct):
 class _Secret(msgspec.Struct):
     username: str = msgspec.field(name="Username")
     secret: str = msgspec.field(name="Secret")
+
+
+class _NoLogin(PeerError):
+    """A helper has no login for the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,12 +156,20 @@ def from_provider(image: str) -> api.AuthConfig | None:
     return None
 
 
-def from_helper(helper: str, key: str, server: str) -> api.AuthConfig:
-    """Run `docker-credential-HELPER get` and return the login for the registry `server`. `key`: the
-    registry as docker's config.json spells it. Raises PeerError."""
+def is_installed(helper: str) -> bool:
+    """Return whether the helper's program is in $PATH."""
+    return shutil.which(f"docker-credential-{helper}") is not None
+
+
+def from_helper(helper: str, key: str, server: str) -> api.AuthConfig | None:
+    """Run `docker-credential-HELPER get` and return the login for the registry `server`; None if
+    the helper has none. `key`: the registry as docker's config.json spells it. Raises PeerError."""
     if "/" in helper:
         raise PeerError(f"credential helper {helper!r} is not the name of a program")
-    secret = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
+    try:
+        secret = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
+    except _NoLogin:
+        return None
     if secret.username == TOKEN_USER:
         return api.AuthConfig(identity_token=secret.secret, server_address=server)
     return api.AuthConfig(username=secret.username, password=secret.secret, server_address=server)
@@ -180,6 +194,8 @@ def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any)
         raise PeerError(
             f"credential helper {command[0]} did not answer within {TIMEOUT_S:g} s"
         ) from None
+    if result.returncode and result.stdout.strip() == NO_LOGIN:
+        raise _NoLogin(f"credential helper {command[0]} has no login")
     if result.returncode:
         reason = " ".join(result.stderr.decode(errors="replace").split())[:300]
         raise PeerError(

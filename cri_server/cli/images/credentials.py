@@ -13,6 +13,7 @@ import base64
 import binascii
 import json
 import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,12 +61,11 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
 
     Raises InvalidSpec for an invalid file of logins, PeerError if a credential program fails,
     WrongState for an invalid configuration of credential providers."""
-    login = _login(reference, chosen)
-    if login is None:
-        return credential_helpers.from_provider(reference)
-    if login.helper:
-        return credential_helpers.from_helper(login.helper, login.key, login.registry)
-    return _config(login)
+    for login in _logins(reference, chosen):
+        config = _config(login)
+        if config is not None:
+            return config
+    return credential_helpers.from_provider(reference)
 
 
 def source(reference: str, chosen: Path | None = None) -> str:
@@ -74,15 +74,16 @@ def source(reference: str, chosen: Path | None = None) -> str:
 
     Raises InvalidSpec for an invalid file of logins, WrongState for an invalid configuration of
     credential providers."""
-    login = _login(reference, chosen)
+    login = next(_logins(reference, chosen), None)
     if login is None:
         programs = credential_helpers.providers(reference)
         return f"{programs[0].file}: provider {programs[0].provider.name}" if programs else ""
     return f"{login.file}: {f'helper {login.helper}' if login.helper else login.key}"
 
 
-def _login(reference: str, chosen: Path | None) -> _FileLogin | None:
-    """Return the login for an image from the first file that has one; None if no file has one.
+def _logins(reference: str, chosen: Path | None) -> Iterator[_FileLogin]:
+    """Yield the places of a login for an image, in the order in which they are tried: at most one
+    of each file. A helper may turn out to have no login.
 
     A key in a file may spell the registry's name in any way (`https://R.example/v1/`,
     `r.example:443`)."""
@@ -91,16 +92,30 @@ def _login(reference: str, chosen: Path | None) -> _FileLogin | None:
     while "/" in keys[-1]:
         keys.append(keys[-1].rpartition("/")[0])
     for path in files(chosen):
-        document = _read(path)
-        helpers = _by_normal_key(document.get("credHelpers"))
-        logins = _by_normal_key(document.get("auths"))
-        for key in keys:
-            key_in_file, helper = helpers.get(key, ("", None))
-            if isinstance(helper, str):
-                return _FileLogin(path, key_in_file, image.registry, helper=helper)
-            if key in logins:
-                key_in_file, content = logins[key]
-                return _FileLogin(path, key_in_file, image.registry, content)
+        login = _login_in(path, image.registry, keys)
+        if login is not None:
+            yield login
+
+
+def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | None:
+    """Return the file's login for the first of `keys` that has one; None if there is none."""
+    document = _read(path)
+    helpers = _by_normal_key(document.get("credHelpers"))
+    logins = _by_normal_key(document.get("auths"))
+    for key in keys:
+        key_in_file, helper = helpers.get(key, ("", None))
+        if isinstance(helper, str):
+            return _FileLogin(path, key_in_file, registry, helper=helper)
+        key_in_file, content = logins.get(key, ("", None))
+        # `docker login` writes an empty object for a login that is in a helper.
+        if key_in_file and content != {}:
+            return _FileLogin(path, key_in_file, registry, content)
+    store = document.get("credsStore")
+    # Without an entry in `auths` the store is tried where it is installed: those of clouds make
+    # logins without `docker login`.
+    if isinstance(store, str) and (registry in logins or credential_helpers.is_installed(store)):
+        key_in_file, _ = logins.get(registry, (_key(registry), None))
+        return _FileLogin(path, key_in_file, registry, helper=store)
     return None
 
 
@@ -189,7 +204,10 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     atomic_file.write_bytes(str(path), json.dumps(document, indent=2).encode(), mode=0o600)
 
 
-def _config(login: _FileLogin) -> api.AuthConfig:
+def _config(login: _FileLogin) -> api.AuthConfig | None:
+    """Return the content of a login; None if its helper has none. Raises InvalidSpec, PeerError."""
+    if login.helper:
+        return credential_helpers.from_helper(login.helper, login.key, login.registry)
     place, registry, content = str(login.file), login.registry, login.content
     if not isinstance(content, dict):
         raise InvalidSpec(place, f"the login for {registry} is not an object")

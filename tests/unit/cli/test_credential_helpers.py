@@ -108,6 +108,56 @@ def test_a_helper_of_dockers_configuration_is_used(folder: Path, tmp_path: Path)
     assert credentials.source("r.example/a") == f"{tmp_path}/auth.json: helper box"
 
 
+STORE = """#!/bin/sh
+read -r key
+case $key in
+r.example | https://index.docker.io/v1/)
+    echo "{\\"Username\\": \\"u\\", \\"Secret\\": \\"$key\\"}" ;;
+*) echo "credentials not found in native keychain"; exit 1 ;;
+esac
+"""
+
+
+def test_the_store_of_dockers_configuration_is_used(folder: Path, tmp_path: Path) -> None:
+    """`docker login` with a credsStore writes an empty entry; a cloud's store needs none."""
+    program(tmp_path / "docker-credential-box", STORE)
+    (tmp_path / "auth.json").write_text(
+        json.dumps(
+            {
+                "auths": {"r.example": {}, "gone.example": {}, "own.example": {"auth": "dTpw"}},
+                "credsStore": "box",
+            }
+        )
+    )
+    for reference, password in (
+        ("r.example/a", "r.example"),
+        ("busybox", credentials.DOCKERS_NAME),
+        ("own.example/a", "p"),
+        ("gone.example/a", None),
+        ("other.example/a", None),
+        ("a.cloud.example/team/x", "narrow"),
+    ):
+        login = credentials.find(reference)
+        assert (login.password if login else None) == password, reference
+    assert credentials.source("r.example/a") == f"{tmp_path}/auth.json: helper box"
+
+
+def test_a_store_that_is_not_installed_is_an_error_for_its_registries_only(
+    folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "auth.json").write_text(
+        json.dumps({"auths": {"r.example": {}}, "credsStore": "none"})
+    )
+    assert credentials.find("other.example/a") is None
+    with pytest.raises(PeerError, match="docker-credential-none"):
+        credentials.find("r.example/a")
+
+
+def test_an_empty_login_is_none(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "auth.json").write_text(json.dumps({"auths": {"r.example": {}}}))
+    assert credentials.find("r.example/a") is None
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
