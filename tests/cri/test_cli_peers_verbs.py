@@ -33,7 +33,8 @@ def test_runp_and_create_read_cri_messages_from_files(server: Server, tmp_path: 
     container = {
         "metadata": {"name": "c"},
         "image": {"image": IMAGE},
-        "command": ["sh", "-c", "echo hello; exit 4"],
+        "command": ["sh", "-c", "echo $GREETING; echo $TAG; exit 4"],
+        "envs": [{"key": "GREETING", "value": "hello=é"}, {"key": "TAG", "value": "v123"}],
         "logPath": "c.log",
         "linux": {},
     }
@@ -43,7 +44,7 @@ def test_runp_and_create_read_cri_messages_from_files(server: Server, tmp_path: 
     assert server.status(created).state == api.CONTAINER_CREATED
     ok(server, "start", created)
     assert ok(server, "wait", "p/c").out == "4\n"
-    assert ok(server, "logs", "p", "-c", "c", "--tail", "all").out == "hello\n"
+    assert ok(server, "logs", "p", "-c", "c", "--tail", "all").out == "hello=é\nv123\n"
     assert ok(server, "inspect", "-f", "{{.status.exitCode}}", "p/c").out == "4\n"
 
 

@@ -3,6 +3,7 @@ crictl does."""
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,6 +29,7 @@ def parse(path: Path, message: Message) -> Message:
         document: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
         if not isinstance(document, dict):
             raise InvalidSpec(str(path), "expected an object")
+        _encode_variables(document)
         return json_format.ParseDict(document, message)
     except OSError as error:
         raise InvalidSpec(str(path), f"cannot be read: {error.strerror}") from None
@@ -35,6 +37,16 @@ def parse(path: Path, message: Message) -> Message:
         raise InvalidSpec(str(path), f"neither JSON nor YAML: {error}") from None
     except json_format.ParseError as error:
         raise InvalidSpec(str(path), str(error)) from None
+
+
+def _encode_variables(document: dict[str, Any]) -> None:
+    """Replace the text of environment variables by its base64, which protobuf's JSON has for
+    bytes."""
+    # The values are bytes since CRI 1.36.3; crictl's files have text.
+    variables = document.get("envs")
+    for variable in variables if isinstance(variables, list) else ():
+        if isinstance(variable, dict) and isinstance(variable.get("value"), str):
+            variable["value"] = base64.b64encode(variable["value"].encode()).decode()
 
 
 @click.command()
