@@ -351,7 +351,11 @@ def candidates(args: Sequence[str], env: Sequence[str]) -> list[str]:
 
 
 def check_program(low: Lowering, op: m.CheckProgram) -> None:
-    macros.check_program(low.a, candidates(op.args, op.env), op.args[0], mark=NO_PROGRAM)
+    low.reuse(_check_candidates, tuple(candidates(op.args, op.env)), op.args[0])
+
+
+def _check_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
+    macros.check_program(low.a, paths, name, place=low.scratch, mark=NO_PROGRAM)
 
 
 def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:

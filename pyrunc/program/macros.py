@@ -10,7 +10,6 @@ from errno import (
     EACCES,
     EAGAIN,
     EEXIST,
-    EINVAL,
     EISDIR,
     ELIBACC,
     ENODEV,
@@ -327,57 +326,49 @@ def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str)
 
 
 def check_program(
-    a: Assembler, candidates: Sequence[str], name: str = "", *, mark: str = "program"
+    a: Assembler,
+    candidates: Sequence[str],
+    name: str = "",
+    *,
+    place: Address | None = None,
+    mark: str = "program",
 ) -> None:
     """Append a check that one of the paths can be executed with the present credentials. If none
-    can, the program fails with the errno that execvp would report.
+    can, the program fails with the errno that execvp would report. `place`: STATX_SIZE bytes of
+    data for the check's use; by default they are added.
 
     `candidates` are tried in order: `dir/name` for every PATH entry, or the one path. EACCES, or
     EISDIR for a directory, is reported rather than ENOENT. The check uses execveat(2) with
-    AT_EXECVE_CHECK (Linux 6.14). On older kernels, and where a filter forbids execveat(2), it uses
-    access(2). Where a filter forbids access(2) as well, the program goes on without a check.
+    AT_EXECVE_CHECK (Linux 6.14). On older kernels, where a filter forbids execveat(2), and after an
+    unusual errno such as ENOTDIR, it uses access(2). Where a filter forbids access(2) as well, the
+    program goes on without a check.
     """
     argv, env = a.pointers([name or "check"]), a.pointers([])
-    denied, program_ok = a.slot(4, 0), a.label("program found")
-    result = a.slot(4)
+    place = place or a.data(STATX_SIZE)
+    # The last path that answered EACCES or is a directory.
+    denied = a.slot(8, 0)
+    program_ok, by_access, report = a.label("program found"), a.label("access"), a.label("report")
     for path in candidates:
-        after = a.label("next candidate")
-        old = a.label("no AT_EXECVE_CHECK")
-        examine = a.label("denied")
+        after, refused = a.label("next candidate"), a.label("refused")
         a.sys(
             "execveat", AT_FDCWD, path, argv, env, AT_EXECVE_CHECK,
-            store=result, ok=program_ok, skip_any=NEXT,
+            ok=program_ok, skip={ENOENT: after, EACCES: refused}, skip_any=by_access,
         )  # fmt: skip
-        _branch_on_errno(a, result, {EACCES: examine, EINVAL: old, EPERM: old}, after)
-        a.place(old)
-        older, granted = a.label("no faccessat2"), a.label("granted")
-        a.sys(
-            "faccessat2", AT_FDCWD, path, X_OK, AT_EACCESS,
-            store=result, ok=granted, skip_any=NEXT,
-        )  # fmt: skip
-        _branch_on_errno(a, result, {EACCES: examine, ENOSYS: older, EPERM: older}, after)
-        a.place(older)
-        a.sys(
-            "faccessat", AT_FDCWD, path, X_OK,
-            store=result, ok=granted, skip_any=NEXT,
-        )  # fmt: skip
-        # A filter that forbids this call, too, leaves nothing to check with.
-        _branch_on_errno(a, result, {EACCES: examine, ENOSYS: program_ok, EPERM: program_ok}, after)
-        a.place(granted)
-        place = a.data(STATX_SIZE)
-        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=program_ok)
-        a.compare(status_field(a, place, "mode"), "ne", S_IFDIR, mask=S_IFMT, true=program_ok)
-        a.place(examine)
+        a.place(refused)
         # execvp(3) goes on after EACCES, and reports it in the end although other folders answered
         # ENOENT.
-        a.set(denied, EACCES)
-        a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=after)
-        a.compare(status_field(a, place, "mode"), "eq", S_IFDIR, mask=S_IFMT, false=after)
-        a.set(denied, EISDIR)
+        a.set(denied, a.string(path))
         a.place(after)
-    missing, directory = a.label("missing"), a.label("directory")
+    a.goto(report)
+    a.place(by_access)
+    for path in candidates:
+        _check_by_access(a, path, place, denied, program_ok)
+    a.place(report)
+    missing, directory, refused = a.label("missing"), a.label("directory"), a.label("refused")
     a.compare(denied, "eq", 0, true=missing)
-    a.compare(denied, "eq", EISDIR, true=directory)
+    a.sys("statx", AT_FDCWD, denied, 0, STATX_BASIC_STATS, place, skip_any=refused)
+    a.compare(status_field(a, place, "mode"), "eq", S_IFDIR, mask=S_IFMT, true=directory)
+    a.place(refused)
     a.fail(EACCES, mark=mark)
     a.place(directory)
     a.fail(EISDIR, "is a directory", mark=mark)
@@ -386,14 +377,29 @@ def check_program(
     a.place(program_ok)
 
 
-def _branch_on_errno(
-    a: Assembler, result: Slot, targets: Mapping[int, Label], otherwise: Label
+def _check_by_access(
+    a: Assembler, path: str, place: Address, denied: Slot, program_ok: Label
 ) -> None:
-    """Go to the label of the errno in `result`, or to `otherwise`."""
-    *_, last = targets
-    for errno, label in targets.items():
-        false = otherwise if errno == last else NEXT
-        a.compare(result, "eq", -errno, true=label, false=false)
+    """Append a check of one candidate with access(2) and statx(2): go to `program_ok` if it can be
+    executed or nothing can be checked, else go on, with the path in `denied` if it was refused."""
+    after, granted, refused = a.label("next candidate"), a.label("granted"), a.label("refused")
+    result = a.slot(4)
+    a.sys(
+        "faccessat2", AT_FDCWD, path, X_OK, AT_EACCESS,
+        ok=granted, skip={ENOENT: after, EACCES: refused}, skip_any=NEXT,
+    )  # fmt: skip
+    # A filter that forbids this call, too, leaves nothing to check with.
+    a.sys(
+        "faccessat", AT_FDCWD, path, X_OK,
+        store=result, ok=granted, skip={ENOSYS: program_ok, EPERM: program_ok}, skip_any=NEXT,
+    )  # fmt: skip
+    a.compare(result, "eq", -EACCES, true=refused, false=after)
+    a.place(granted)
+    a.sys("statx", AT_FDCWD, path, 0, STATX_BASIC_STATS, place, skip_any=program_ok)
+    a.compare(status_field(a, place, "mode"), "ne", S_IFDIR, mask=S_IFMT, true=program_ok)
+    a.place(refused)
+    a.set(denied, a.string(path))
+    a.place(after)
 
 
 def execute(

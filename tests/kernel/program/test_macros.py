@@ -7,8 +7,9 @@ import errno
 import os
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from struct import pack
 
 import pytest
 
@@ -18,6 +19,7 @@ from pyrunc.abi.mount import (
     MS_PRIVATE,
     MS_REC,
 )
+from pyrunc.abi.prctl import SECCOMP_SET_MODE_FILTER
 from pyrunc.kernel.call import raw
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
@@ -178,10 +180,27 @@ def programs(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def forbid(a: Assembler, calls: Sequence[str]) -> None:
+    """Append the load of a seccomp filter under which these system calls fail with EPERM."""
+    load, jump_equal, answer = 0x20, 0x15, 0x06
+    allow, refuse = 0x7FFF0000, 0x00050000 | errno.EPERM
+    filter_ops = [pack("<HBBI", load, 0, 0, 0)]
+    for call in calls:
+        filter_ops.append(pack("<HBBI", jump_equal, 0, 1, a.arch.syscalls[call]))
+        filter_ops.append(pack("<HBBI", answer, 0, 0, refuse))
+    filter_ops.append(pack("<HBBI", answer, 0, 0, allow))
+    program = a.data(pack("<HxxxxxxQ", len(filter_ops), 0))
+    a.pointer(program.at(8), a.data(b"".join(filter_ops)))
+    a.sys("seccomp", SECCOMP_SET_MODE_FILTER, 0, program)
+
+
+@pytest.mark.parametrize("forbidden", [(), ("execveat",), ("execveat", "faccessat2")])
 @pytest.mark.parametrize(
     ("order", "expected"),
     [
         (["good"], 0),
+        (["good/tool", "good"], 0),
+        (["good/tool", "plain"], errno.EACCES),
         (["empty", "plain", "folder", "good"], 0),
         (["empty"], errno.ENOENT),
         (["empty", "plain"], errno.EACCES),
@@ -191,11 +210,12 @@ def programs(tmp_path: Path) -> Path:
     ],
 )
 def test_the_check_of_a_program_agrees_with_execve(
-    programs: Path, order: list[str], expected: int
+    programs: Path, order: list[str], expected: int, forbidden: tuple[str, ...]
 ) -> None:
     candidates = [str(programs / name / "tool") for name in order]
 
     def check(a: Assembler, root: Slot) -> None:
+        forbid(a, forbidden)
         macros.check_program(a, candidates, "tool")
 
     def execute(a: Assembler, root: Slot) -> None:
@@ -214,6 +234,14 @@ def test_the_check_of_a_program_agrees_with_execve(
         perform(execute, programs)
     # execve itself does not tell a directory from a file without x.
     assert caught.value.errno == (errno.EACCES if expected == errno.EISDIR else expected)
+
+
+def test_a_program_that_cannot_be_checked_is_not_refused(programs: Path) -> None:
+    def check(a: Assembler, root: Slot) -> None:
+        forbid(a, ["execveat", "faccessat2", "faccessat"])
+        macros.check_program(a, [str(programs / "empty/tool")], "tool")
+
+    perform(check, programs)
 
 
 def test_another_error_of_execve_is_reported(tmp_path: Path) -> None:
