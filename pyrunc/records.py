@@ -106,8 +106,9 @@ class RecordFile(Record):
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read the record's file in `folder`. Raises NotFound, DamagedRecord (whose message names
-        the missing field), OSError."""
+        """Read the record's file in `folder`. Raises NotFound if there is no file, DamagedRecord if
+        its content is wrong (the message names a missing or wrong field), NewerRecord if a newer
+        version has written it, OSError."""
         try:
             content = atomic_file.read_json(f"{folder}/{cls.name}")
         except NotFound:

@@ -25,9 +25,10 @@ def enter_steps(
     """Start a process in a running container. A generator: resume it when the yielded descriptor is
     readable.
 
-    Returns the new process, and False if it is in `launch.cgroup`. If the kernel refuses that
-    cgroup, because the container's first process has moved, the new process is put into the present
-    cgroup of the first process, and the second value is True.
+    Returns the new process, and False if it is in the cgroup of `launch.descriptors`. The kernel
+    may refuse this cgroup after the container's first process has moved to another. Then, if
+    `launch.cgroup` is set, the new process is put into the present cgroup of the first process, and
+    the second value is True.
     `launch.descriptors["container"]` is the pidfd of the first process. Raises WrongState when the
     first process has ended, and the errors of `launch_steps`.
     """

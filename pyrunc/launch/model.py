@@ -26,8 +26,8 @@ class Launch(Value):
     `args`: the command line, for errors of execve. `id`, `bundle` (absolute), `oci_version`,
     `annotations` and `status` are the container's, for the OCI state that hooks and seccomp agents
     read. `container_pid`: the container's first process, for an exec. `cgroup`: the new process's
-    cgroup; None = the runtime's. For an exec: the cgroup that the new process may leave for the
-    first process's present one; None = it stays where `descriptors` says.
+    cgroup; None = the runtime's. For an exec: None if the new process may be put into no other
+    cgroup than that of `descriptors`, even if the first process has moved (`enter_steps`).
     """
 
     lowered: LoweredProgram

@@ -2,10 +2,10 @@
 addresses.
 
 A move removes a link's addresses, so the permanent global ones are read before and added again
-after. The link is down while it moves and is renamed in the same step, so that its name cannot
-collide meanwhile. The runtime does not move it back: when the namespace ends, the kernel moves a
-physical link to the host, and deletes a virtual one. Source: runtime-spec config-linux.md, "Network
-Devices".
+after. A link is down while it moves. It moves and gets its new name by one netlink request, so that
+its name cannot collide in between. The runtime does not move links back: when the namespace ends,
+the kernel moves a physical link to the host, and deletes a virtual one. Source: runtime-spec
+config-linux.md, "Network Devices".
 """
 
 from __future__ import annotations

@@ -116,8 +116,8 @@ def monitor_of(rdt: Rdt, container_id: str, root: str) -> str:
 
 
 def schemata_of(rdt: Rdt) -> list[str]:
-    """Return the schemata of the configuration as lines: caches, bandwidth, then those of
-    `schemata`."""
+    """Return the lines for the group's file `schemata`: the fields `l3CacheSchema`, `memBwSchema`
+    and `schemata` of the configuration, in this order."""
     lines = [rdt.get("l3CacheSchema"), rdt.get("memBwSchema"), *(rdt.get("schemata") or ())]
     return [line.strip() for line in lines if line and line.strip()]
 

@@ -230,7 +230,8 @@ class ParentSide:
             self._answer(message, self.process)
 
     def await_pid(self) -> None:
-        """Wait for the pid of the process that the launcher has cloned, or is about to clone."""
+        """Wait for the pid of the process that the launcher has cloned, or is about to clone, until
+        the launch fails or no message has come for `PID_TIMEOUT_S`."""
         try:
             while self.process is None:
                 message = self._running.receive(PID_TIMEOUT_S)
@@ -339,8 +340,9 @@ class HookFailed(PeerError):
 
 
 def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
-    """Convert a failed operation to an error with the texts that callers of a runtime match:
-    those of exec.LookPath and of execve(2)."""
+    """Return the error to raise for a failed operation. If the program `args[0]` is missing or
+    cannot be executed, the error has a text that callers of a runtime match: that of Go's LookPath
+    or of execve(2). All other errors are returned unchanged."""
     from pyrunc.plan.lower_process import NO_PROGRAM
 
     if error.mark != NO_PROGRAM:

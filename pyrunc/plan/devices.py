@@ -48,9 +48,10 @@ _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
 def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> list[Op]:
-    """Plan the device nodes, then the links. A device of the configuration replaces the default one
-    at its path, except /dev/ptmx, which is a link. `outside`: path -> name of the descriptor of a
-    node that the compiler has made (`nodes_from_outside`)."""
+    """Plan the device nodes, then the links; nothing if the container brings its own /dev by a bind
+    mount. A device of the configuration replaces the default one at its path, except /dev/ptmx,
+    which is a link. `outside`: path -> name of the descriptor of a node that the compiler has made
+    (`nodes_from_outside`)."""
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     # A bind at /dev is a folder of the host: nodes that are made in it would stay there.
     if _has_own_dev(destinations):
@@ -81,7 +82,8 @@ def may_make(host: HostFacts) -> bool:
 def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
     """Return the device nodes that the compiler makes on the host for a container with a user
     namespace, because mknod(2) is not permitted inside. FIFOs are left out; the container can make
-    them. Empty for other containers."""
+    them. Empty without a user namespace, without a mount namespace, and for a container that brings
+    its own /dev by a bind mount."""
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
     if _has_own_dev({normal(mount.destination): mount for mount in spec.mounts}):

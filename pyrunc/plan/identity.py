@@ -79,12 +79,12 @@ def change(
     warnings: list[str],
     keep_groups: bool = False,
 ) -> list[Op]:
-    """Plan the change from the runtime's rights to those of the process; only execve comes after
-    it.
+    """Plan the change from the runtime's rights to those of the process. All operations after it,
+    such as hooks and execve, run with the rights of the process.
 
-    With no_new_privs the filter can be loaded later, right before execve, so it cannot forbid the
-    operations of the start. In a user namespace every capability can be dropped, but limits cannot
-    be raised: the parent sets those from outside.
+    The filter is loaded here only without no_new_privs. With no_new_privs, `build` has it loaded
+    later, so that it cannot forbid operations of the start. In a user namespace every capability
+    can be dropped, but limits cannot be raised: the parent sets the limits from outside.
     """
     user, capabilities = process.user, process.capabilities
     ops: list[Op] = []

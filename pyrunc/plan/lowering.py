@@ -90,9 +90,10 @@ class Lowering:
         self._folders.clear()
 
     def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
-        """Append the operations of `lower(self, *arguments)`, from the cache if an earlier plan has
-        made the same call. `lower` may depend only on its arguments and, in a plan with the
-        descriptor of a root, on the number of this descriptor."""
+        """Append the operations of `lower(self, *arguments)`, from the cache if they are there.
+        They are cached at the second call with the same arguments (`LoweringCache.append`).
+        `lower` may depend only on its arguments and, in a plan with the descriptor of a root, on
+        the number of this descriptor."""
         cache = self._cache
         if cache is None or not cache.append(self.a, lower, arguments):
             lower(self, *arguments)
@@ -130,10 +131,10 @@ class Lowering:
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
 
     def folder(self, path: str) -> Slot:
-        """Open a directory of the container, made with its parents when it is missing; the
-        caller does not close it.
+        """Open (O_PATH) the directory `path` of the container; returns the slot, which the caller
+        does not close. A missing directory is made, with missing parents.
 
-        It stays open for the operations that follow, until something is mounted.
+        Later calls for the same path return the same slot, until something is mounted.
         """
         slot = self._folders.get(path)
         if slot is None:
@@ -217,8 +218,8 @@ class Lowering:
 
         If the user namespace does not map the group of a devpts (5, `tty`), the devpts is mounted
         without the option `gid`, and its terminals have the group of their opener. The kernel
-        refuses such a group (EINVAL) when the option is set, or in older versions only when the
-        filesystem is created; the program continues after both.
+        refuses an unmapped group with EINVAL: when the option is set or, in older versions, when
+        the filesystem is created. The program continues after either error.
         """
         a = self.a
         context = self.a.slot(4)

@@ -276,8 +276,8 @@ class MountTree(Op):
 
 
 class MakeDevice(Op):
-    """Make a device file with this owner and mode. An existing file must be the same device; in a
-    new directory (`fresh`) an existing file is an error.
+    """Make a device file with this owner and mode. An existing file must be the same device.
+    `fresh`: the directory is new, so an existing file is an error.
 
     `bind`: where mknod(2) is refused (EPERM), bind the host's device.
     """

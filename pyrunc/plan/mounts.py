@@ -182,8 +182,9 @@ def operations(
 
 
 def finishing(mount: Mount) -> Op | None:
-    """Return the operation that makes a tmpfs or a mount at /dev read-only at the end, because the
-    start makes files in it first; None for all other mounts."""
+    """Return the operation that makes the mount read-only after the start has made files in it.
+    None unless the mount has the option `ro` and is a tmpfs or at /dev; None for a bind or
+    remount."""
     options = _options(mount)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None

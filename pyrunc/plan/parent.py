@@ -2,8 +2,8 @@
 
 | point | the process | its parent |
 |---|---|---|
-| cloned | is in its namespaces and cgroup, with hardly any rights | id maps, record, cgroup's |
-|  |  | owner, RDT, links |
+| cloned | is in its namespaces and cgroup, with hardly any rights | id maps, record, state for |
+|  |  | startContainer hooks, cgroup's owner, RDT, links |
 | mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the |
 |  |  | runtime's namespaces |
 | before-pivot | the same | createContainer hooks, in the container's |

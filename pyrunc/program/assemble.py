@@ -146,7 +146,8 @@ class Assembler:
         return address
 
     def constant(self, content: bytes) -> Address:
-        """Return a block that is only read, aligned to 8 bytes: equal blocks share one place."""
+        """Append `content` to the data, aligned to 8 bytes, and return its address. Equal contents
+        have the same address, so the program must not write there."""
         address = self._constants.get(content)
         if address is None:
             address = self._constants[content] = self.data(content)

@@ -8,8 +8,9 @@
 In the launcher, `stdio` are the descriptors 0, 1, 2, and the keys of `fds` are the numbers of the
 others. The synchronisation socket has the first number above all of these, the program the next.
 The launcher starts with no signal blocked, and ignores only 32 and 33, which glibc's posix_spawn
-always ignores (`macros.prologue` resets them). The program makes it non-dumpable. Its executable is
-a sealed memfd, so no write through /proc/PID/exe reaches a file (CVE-2019-5736).
+always ignores (`macros.prologue` resets them). The program makes the launcher non-dumpable. The
+launcher's executable is a sealed memfd, so no write through /proc/PID/exe reaches a file
+(CVE-2019-5736).
 """
 
 from __future__ import annotations

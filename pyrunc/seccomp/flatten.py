@@ -39,7 +39,7 @@ TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
 
 def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
-    """Return a filter with the same results as `program` and fewer instructions: a tree that
+    """Return a filter with the same results as `program` and mostly fewer instructions: a tree that
     looks up the call's number, followed by the filter `rest`. The tree jumps to `rest` for calls
     whose action depends on their arguments. `architectures`: AUDIT_ARCH values."""
     audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))

@@ -1,9 +1,9 @@
 """Compiles launches in the shim: a container's when it is created, the pause process's and an
 exec's when they are started.
 
-The input is in files of the container's and the sandbox's folder (`shim.files`), so another shim
-can compile the same again when this one was killed. Only the functions that `fork_first` returns
-wait for other processes.
+The input is in files of the container's and the sandbox's folder (`shim.files`), so after a kill of
+the shim, another shim can compile the container or the pause process again. Only the functions that
+`fork_first` returns wait for other processes.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ class CompiledProcess:
         return self.launch.cgroup if self.launch else None
 
     def close(self) -> None:
-        """Close the descriptors, after the launch or in place of it. The cgroup stays."""
+        """Close the descriptors, and end the placeholder process of a systemd scope: after the
+        launch or in place of it. Does not remove the cgroup."""
         if self.cgroup is not None:
             self.cgroup.occupied()
         ipc.close_all(self.fds)
@@ -131,8 +132,9 @@ class ContainerCompiler:
         return None
 
     def compile(self, prepared: Prepared | None) -> CompiledContainer:
-        """Compile the container; its cgroup exists from here on. `prepared`: the result of
-        `fork_first`, whose descriptors belong to the compiled container. Raises Error, OSError."""
+        """Compile the container. Its cgroup exists from here on, unless another runtime or CRIU is
+        to make it. `prepared`: the result of `fork_first`, whose descriptors belong to the compiled
+        container. Raises Error, OSError."""
         file, spec, parts = self._file, _with_oom_score(self._spec, self._oom_score), self._parts
         # createContainer hooks find the root there, in the container's mounts only
         if spec.hooks.create_container and spec.root:
@@ -284,7 +286,8 @@ def _make_scope(
 
 
 def prepared_group(prepared: Prepared | None) -> Cgroup | None:
-    """Return the cgroup that a fork has made, if it has made one."""
+    """Return the cgroup that a fork has made; None if it has made none. The returned object owns
+    the descriptor of the scope's placeholder process."""
     if prepared is None or "cgroup" not in prepared[0]:
         return None
     group = Cgroup.from_record(prepared[0]["cgroup"])

@@ -256,8 +256,8 @@ class DropContainer(Request):
 
 
 class StartContainer(Request):
-    """Start a container that was created. Raises NotFound if it was not created, or was started
-    already."""
+    """Start a container that was created. Raises NotFound if it was not created, AlreadyExists if
+    it was started before, WrongState if the pod's pause process has ended."""
 
     call = "start_container"
     container: Id
@@ -315,7 +315,9 @@ class ExecStarted(Record):
 
 
 class KillExec(Request):
-    """Kill the session's process and its descendants. Sessions that have ended are ignored."""
+    """Kill the session's process and its descendants. For some seconds after the exit of the
+    process, its descendants can still be killed; then the session is unknown. Unknown sessions are
+    ignored."""
 
     call = "kill_exec"
     exec: Id

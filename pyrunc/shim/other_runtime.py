@@ -75,14 +75,14 @@ class RuntimeCommand:
 
     def create(self, stdio: Stdio, *, tty: bool) -> tuple[int, int | None]:
         """Create the container; return the pid of the process that waits for `start`, and the
-        terminal's master. Raises PeerError, NotFound."""
+        terminal's master, None without a terminal. Raises the errors of `_run`."""
         return self._spawn(["create", "--bundle", self._directory], stdio, tty, PID)
 
     def execute(
         self, process: Message, stdio: Stdio, *, tty: bool, name: str
     ) -> tuple[int, int | None]:
-        """Start another process; return its pid and its terminal's master. Fields that `process`
-        lacks are those of config.json. Raises PeerError, NotFound."""
+        """Start another process; return its pid and its terminal's master, None without a terminal.
+        Fields that `process` lacks are taken from config.json. Raises the errors of `_run`."""
         path = f"{self._directory}/{name}.json"
         own = atomic_file.read_json(f"{self._directory}/{CONFIG}")["process"]
         atomic_file.write_json(path, {**own, **process, "terminal": tty})
@@ -113,8 +113,9 @@ class RuntimeCommand:
             return _take_pid(pid_file), listener.take()
 
     def _run(self, command: Sequence[str], stdio: Stdio | None = None) -> None:
-        """Run a command of the other runtime. Raises PeerError with the last message of its log,
-        NotFound for a program that is not in the container."""
+        """Run a command of the other runtime. Raises PeerError, with the last message of the
+        runtime's log, when the command fails; NotFound when it fails because the program is not in
+        the container; KernelError when the runtime cannot be executed."""
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         logged = _size(LOG)
         try:

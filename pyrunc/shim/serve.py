@@ -31,8 +31,9 @@ _UCRED = struct.Struct("iII")
 
 
 def handler(kind: type[AnyRequest], function: Callable[[ShimCall, AnyRequest], None]) -> Handler:
-    """Return the table entry for requests of the class `kind`. `function` answers a call, at once
-    or later, or raises."""
+    """Return an item for the argument `calls` of `ShimServer`: `function(call, request)` gets the
+    requests of the class `kind`. It answers `call`, at once or later, or raises the error to
+    send."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 
@@ -203,7 +204,8 @@ class ShimServer:
             self.add_client(fd)
 
     def add_client(self, fd: int) -> None:
-        """Serve a connected socket, which belongs to this server from here on."""
+        """Serve a connected socket, which belongs to this server from here on. Closes the socket
+        unless the client runs as root or as our own user."""
         client = socket(fileno=fd)
         client.setblocking(False)
         # The uid alone is not enough: containerd's shims checked only that on abstract sockets, and

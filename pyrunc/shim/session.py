@@ -69,7 +69,7 @@ class SupervisedContainer:
 
     @property
     def running(self) -> bool:
-        """True until the exit is recorded."""
+        """Whether the process was started and its exit is not recorded yet."""
         return self._process is not None and self.exit is None
 
     @property
@@ -215,7 +215,8 @@ class SupervisedContainer:
         return self._process is not None and self._process.console_fd is not None
 
     def send_signal(self, number: int) -> None:
-        """Send a signal to the first process."""
+        """Send the signal `number` to the first process; do nothing if the process has ended. Has
+        another OCI runtime send it if that runtime has started the container."""
         if self._process and self._ended is None:
             if self._process.of_other_runtime:
                 self._signal_by_runtime(self, number)

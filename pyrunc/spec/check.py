@@ -309,8 +309,8 @@ def sysctl_path(key: str) -> str:
 
 
 def sysctl_namespace(key: str) -> str:
-    """Return the type of namespace that owns a setting. Raises InvalidSpec when none does, or
-    `key` is not a setting's name."""
+    """Return the type of namespace that owns a setting. Raises InvalidSpec when none does, when
+    `key` is not a setting's name, and for kernel.hostname, which has its own property."""
     at = f"linux.sysctl.{key}"
     parts = sysctl_path(key).split("/")
     if any(part in ("", ".", "..") for part in parts):

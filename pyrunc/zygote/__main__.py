@@ -22,7 +22,8 @@ from pyrunc.zygote.messages import ZygoteReady
 
 
 def main() -> None:
-    """Serve the socket that argv names; returns in the zygote when the server has gone."""
+    """Serve the socket that argv names. Returns when the server has gone or an import has failed;
+    never in a child."""
     server = socket(fileno=int(sys.argv[1]))
     os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")

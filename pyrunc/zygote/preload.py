@@ -32,7 +32,8 @@ inherited: list[int] = []
 def load(modules: Sequence[str]) -> None:
     """Import each module and call its function `inherit(lowest)`, if it has one. `inherit` prepares
     this process for its forks and returns descriptors, from the number `lowest` up, that all
-    children keep. Raises PeerError with the traceback's last line."""
+    children keep. Raises PeerError, with the traceback's last line, if a module or its `inherit`
+    fails."""
     for module in modules:
         try:
             __import__(module)
@@ -46,7 +47,8 @@ def load(modules: Sequence[str]) -> None:
 
 
 def freeze() -> None:
-    """Collect garbage once, and exempt all living objects from later collections."""
+    """Collect garbage once, turn the collector off in this process, and exempt all living objects
+    from the collections of its children."""
     gc.collect()
     # The order that gc.freeze's documentation gives for a parent that forks: a later collection
     # would leave holes in the heap, which children fill, copying whole pages.
