@@ -24,6 +24,7 @@ from cri_server.containers.rotate_logs import rotate_logs
 from cri_server.containers.sessions import Sessions
 from cri_server.images.service import ImageService as Images
 from cri_server.images.store import layer_maker
+from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.mount_store import MountStore
 from cri_server.network.service import NetworkService
 from cri_server.node import host
@@ -222,7 +223,7 @@ def _open_images(
         paths.images,
         certificate_folders(config),
         config.images.pinned,
-        jobs,
+        jobs=LayerJobs(jobs),
         no_progress_timeout_s=config.registry.no_progress_timeout_s,
         in_use=index.users_of,
         store=config.images.store,

@@ -26,13 +26,13 @@ from cri_server.images.model import Auth, Image, Progress, StoreUsage
 from cri_server.images.store.catalog import Content, Name, id_matches
 from cri_server.images.store.image_paths import ImagePaths
 from cri_server.images.store.layer_blobs import PlainLayers
+from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import BlobSource
 from cri_server.images.store.mount_store import MountStore
 from cri_server.images.store.mounts import ImageMount
 from cri_server.images.store.store import Store
 from cri_server.images.store.unused import UnusedEntry
 from cri_server.images.waiting import Watch, in_thread
-from cri_server.zygote.client import Zygote
 from pyrunc.errors import InvalidArgument, NotFound, WrongState
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ class ImageService:
 
     - `certs_dirs`: folders of HOST/hosts.toml; the first one with a registry's folder is used.
     - `pinned`: references whose images `status` and `list` mark as pinned.
-    - `zygote`: starts the jobs that work on layers (it should preload `layer_maker.JOB_MODULES`).
-      None: threads do the work.
+    - `jobs`: starts the jobs that work on layers.
     - `in_use(image_id)`: returns the ids of the containers that use an image; such an image is
       neither removed nor converted. The server sets it.
     """
@@ -78,8 +77,8 @@ class ImageService:
         root: Path,
         certs_dirs: Sequence[Path] = (),
         pinned: Sequence[str] = (),
-        zygote: Zygote | None = None,
         *,
+        jobs: LayerJobs,
         no_progress_timeout_s: float = 300.0,
         in_use: Callable[[str], Sequence[str]] = lambda image_id: (),
         store: str = "unpacked",
@@ -89,7 +88,7 @@ class ImageService:
         """`store`, `keep_blobs`: the keys of `[images]` in the configuration. `mounts`: stores the
         images' mounts in the keeper, so that they survive this process."""
         self.in_use = in_use
-        self._store = Store(root, pinned, zygote, store, keep_blobs, mounts)
+        self._store = Store(root, pinned, jobs, store, keep_blobs, mounts)
         self._certs_dirs = tuple(certs_dirs)
         self._no_progress_timeout_s = no_progress_timeout_s
         self._pulls: dict[str, _RunningPull] = {}

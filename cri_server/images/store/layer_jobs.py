@@ -1,23 +1,19 @@
-"""Runs work on layers in jobs (processes forked by a zygote), each in a temporary folder, and
-limits how many run at once."""
+"""Runs work on layers in jobs (processes forked by a zygote), and limits how many run at once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import os
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.layers import ring, turns
 from cri_server.images.layers.inflate import LayerWork, TarStream, UnpackLimits
 from cri_server.images.layers.ring import Receiver
 from cri_server.images.layers.sharing import StreamLimiter
 from cri_server.images.layers.turns import Turns
-from cri_server.images.store.unpacked_layers import Layers
-from cri_server.images.waiting import Abandoned, Watch, first_error, in_thread
+from cri_server.images.waiting import Watch, first_error
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
 from pyrunc.kernel.fd import close_all
@@ -31,10 +27,10 @@ _DECODE_JOB = "cri_server.images.layers.decode:job"
 
 
 class LayerJobs:
-    """Runs the jobs of one store. Without a zygote the work is done in threads."""
+    """Runs the jobs of one store. `zygote` should preload `layer_maker.JOB_MODULES`."""
 
-    def __init__(self, zygote: Zygote | None, layers: Layers) -> None:
-        self._zygote, self._layers = zygote, layers
+    def __init__(self, zygote: Zygote) -> None:
+        self._zygote = zygote
         processors = os.cpu_count() or 2
         self.cores = Turns(max(2, processors))  # one for each job that keeps a processor busy
         self.streams = StreamLimiter(
@@ -45,49 +41,27 @@ class LayerJobs:
         # ones.
         self.indexes = Turns(turns.indexes_at_once(turns.memory_bytes(), processors))
 
-    @asynccontextmanager
-    async def folder(self) -> AsyncIterator[str]:
-        """Provide a new folder in `ingest/` for the block. At the end of the block remove the
-        folder, unless it was renamed into the store."""
-        folder = self._layers.new_folder()
-        try:
-            yield folder
-        finally:
-            await in_thread(lambda: self._layers.discard(folder))
-
     async def run(
         self,
         function: str,
         arguments: Record,
         fds: list[int],
-        fallback: Callable[[Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
         """Run `function` (`module:function`) in a job with `arguments` and copies of the
-        descriptors `fds`; call `on_progress` at each of the job's progress reports. Without a
-        zygote run `fallback(tick)` in a thread; `fallback` must call `tick` to report progress."""
-        if self._zygote is None:
-            await _in_thread_with_ticks(fallback, on_progress)
-        else:
-            await _in_process(self._zygote, function, arguments, fds, on_progress)
+        descriptors `fds`; call `on_progress` at each of the job's progress reports."""
+        await _in_process(self._zygote, function, arguments, fds, on_progress)
 
     async def run_decoded(
         self,
         function: str,
         arguments: LayerWork,
         blob: int | Receiver,
-        fallback: Callable[[TarStream, Callable[[], None]], object],
         on_progress: Callable[[], None],
     ) -> None:
         """Run `function` (`module:function`) in a job that reads the blob's content from a shared
-        ring buffer. A second job decodes the blob into the ring buffer. Without a zygote run
-        `fallback(stream, tick)` in a thread; `fallback` reads the content from `stream`, and calls
-        `tick` to report progress."""
-        if self._zygote is None:
-            stream = TarStream(blob, arguments.limits, algorithm=algorithm_of(arguments.diff_id))
-            await _in_thread_with_ticks(lambda tick: fallback(stream, tick), on_progress)
-            return
-        async with self._decoding(self._zygote, blob, arguments.limits) as receiver:
+        ring buffer. A second job decodes the blob into the ring buffer."""
+        async with self._decoding(blob, arguments.limits) as receiver:
             await _in_process(self._zygote, function, arguments, [*receiver.fds], on_progress)
 
     @asynccontextmanager
@@ -95,15 +69,12 @@ class LayerJobs:
         """Provide the content of the blob `blob_fd` as a stream for the block, which must read it
         in a thread. A job decodes the blob. Raises BadLayer (PeerError from a job),
         ResourceExhausted, KernelError."""
-        if self._zygote is None:
-            yield TarStream(blob_fd, limits)
-        else:
-            async with self._decoding(self._zygote, blob_fd, limits) as receiver:
-                yield TarStream(receiver, limits, decoded=True)
+        async with self._decoding(blob_fd, limits) as receiver:
+            yield TarStream(receiver, limits, decoded=True)
 
     @asynccontextmanager
     async def _decoding(
-        self, zygote: Zygote, blob: int | Receiver, limits: UnpackLimits
+        self, blob: int | Receiver, limits: UnpackLimits
     ) -> AsyncIterator[Receiver]:
         """Decode a blob in a job, and provide a receiver from which the block reads the content.
         When the job fails, the block is cancelled. The job is killed at the end of the block,
@@ -111,7 +82,9 @@ class LayerJobs:
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
-        decoder = _in_process(zygote, _DECODE_JOB, limits, [*blob_fds, *sending], lambda: None)
+        decoder = _in_process(
+            self._zygote, _DECODE_JOB, limits, [*blob_fds, *sending], lambda: None
+        )
         try:
             async with asyncio.TaskGroup() as group:
                 # When the decoder ends, this process's copies of its ends are closed, so that the
@@ -133,19 +106,6 @@ class LayerJobs:
         both are free; `watch` does not count the waiting as a lack of progress."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
-
-
-async def _in_thread_with_ticks(
-    work: Callable[[Callable[[], None]], object], on_progress: Callable[[], None]
-) -> None:
-    abandoned = threading.Event()
-
-    def tick() -> None:
-        on_progress()
-        if abandoned.is_set():
-            raise Abandoned
-
-    await in_thread(lambda: work(tick), abandoned.set)
 
 
 async def _in_process(

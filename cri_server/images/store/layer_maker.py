@@ -18,7 +18,6 @@ from cri_server.images.erofs.format import uuid_of
 from cri_server.images.erofs.partial_tars import PartialTars
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.formats.manifest import Descriptor, Manifest
-from cri_server.images.layers import unpack
 from cri_server.images.layers.inflate import LayerWork
 from cri_server.images.layers.ring import Interrupted, Receiver
 from cri_server.images.layers.sharing import Rate, SharedWork, StreamTurn
@@ -44,9 +43,9 @@ JOB_MODULES = (
     "cri_server.images.erofs.layer_tar",
     "cri_server.images.layers.unpack",
 )
-_UNPACK_JOB = "cri_server.images.layers.unpack:job"
-_TAR_JOB = "cri_server.images.erofs.layer_tar:job"
-_INDEX_JOB = "cri_server.images.erofs.build:job"
+UNPACK_JOB = "cri_server.images.layers.unpack:job"
+TAR_JOB = "cri_server.images.erofs.layer_tar:job"
+INDEX_JOB = "cri_server.images.erofs.build:job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +287,7 @@ class LayerMaker:
         if stream is None or self._policy.keep_blobs or is_usable:
             return False
         try:
-            async with self._jobs.folder() as folder:
+            async with self._layers.folder() as folder:
                 if tars:
                     tars.add(diff_id, layer_tar.open_new(folder))
 
@@ -324,7 +323,7 @@ class LayerMaker:
 
     async def _make_tar(self, diff_id: str, descriptor: Descriptor, watch: Watch) -> None:
         with closing_fd(self._blobs.open_blob(descriptor.digest)) as blob_fd:
-            async with self._jobs.folder() as folder:
+            async with self._layers.folder() as folder:
                 async with self._jobs.cores.hold(watch):
                     await self._write_tar(diff_id, blob_fd, folder, watch.touch)
                 await self._commit_tar(folder, descriptor, diff_id, watch)
@@ -343,10 +342,9 @@ class LayerMaker:
     ) -> None:
         limits = self._space.limits_of_layer()
         await self._jobs.run_decoded(
-            _TAR_JOB,
+            TAR_JOB,
             LayerWork(folder, limits, diff_id),
             blob,
-            lambda stream, tick: layer_tar.write_tar(stream, folder, diff_id, tick),
             on_progress,
         )
 
@@ -363,7 +361,7 @@ class LayerMaker:
         # A layer that the image has several times is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []
-        async with self._jobs.folder() as folder:
+        async with self._layers.folder() as folder:
             work = index_builder.IndexWork(
                 folder=folder,
                 tars=[] if partial else [str(self._files.tar(diff_id)) for diff_id in devices],
@@ -380,10 +378,9 @@ class LayerMaker:
 
             async with self._jobs.indexes.borrow() if partial else self._jobs.index(watch):
                 await self._jobs.run(
-                    _INDEX_JOB,
+                    INDEX_JOB,
                     work,
                     fds,
-                    lambda tick: index_builder.build_in(work, tick, fds),
                     on_progress,
                 )
             async with self._commits.hold(f"index {chain_id}", watch.paused()):
@@ -429,16 +426,13 @@ class LayerMaker:
     async def _unpack(self, layer: _LayerToUnpack, watch: Watch, rate: Rate) -> None:
         limits = self._space.limits_of_layer().shared(layer.times)
         with closing_fd(self._open_layer(layer)) as fd:
-            async with self._jobs.folder() as folder:
+            async with self._layers.folder() as folder:
                 with rate.node_work():
                     async with self._jobs.cores.hold(watch):
                         await self._jobs.run_decoded(
-                            _UNPACK_JOB,
+                            UNPACK_JOB,
                             LayerWork(folder, limits, layer.diff_id),
                             fd,
-                            lambda stream, tick: unpack.unpack(
-                                stream, folder, layer.diff_id, limits, tick
-                            ),
                             watch.touch,
                         )
                 # Directories that the layer does not describe take their attributes from the layers

@@ -25,7 +25,6 @@ from cri_server.images.store.space import SpaceLimit
 from cri_server.images.store.unpacked_layers import Layers, chain_ids
 from cri_server.images.store.unused import UnusedEntry, unused
 from cri_server.images.waiting import Watch, in_thread
-from cri_server.zygote.client import Zygote
 from pyrunc.errors import Error, ResourceExhausted, Unsupported
 from pyrunc.kernel.full import FULL, disk_errors
 from pyrunc.kernel.tree import remove_path
@@ -40,7 +39,7 @@ class Store:
         self,
         root: Path,
         pinned: Iterable[str],
-        zygote: Zygote | None,
+        jobs: LayerJobs,
         kind: str = "unpacked",
         keep_blobs: bool = False,
         mounts: MountStore | None = None,
@@ -59,7 +58,7 @@ class Store:
         self._leases = Leases()
         self._collecting = threading.Lock()  # held while unused content is deleted
         self._changing = asyncio.Lock()
-        self.jobs = LayerJobs(zygote, self.layers)
+        self.jobs = jobs
         self.maker = LayerMaker(
             LayerStores(self.blobs, self.layers, self.files),
             self.catalog,

@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import stat
 import uuid
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from cri_server.images.formats.digests import digest_from_hex, digest_of, hex_of
@@ -21,6 +21,7 @@ from cri_server.images.layers.inherit import inherit_attributes
 from cri_server.images.layers.trees import open_folder
 from cri_server.images.layers.unpack import RECORD, TREE, Layer
 from cri_server.images.store.blobs import FOLDER_MODE
+from cri_server.images.waiting import in_thread
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import KernelError, NotFound
 from pyrunc.kernel.call import syscall
@@ -79,6 +80,16 @@ class Layers:
         """Return the bytes and the inodes of all layers."""
         layers = list(self._layers.values())
         return sum(layer.size_bytes for layer in layers), sum(layer.inodes for layer in layers)
+
+    @asynccontextmanager
+    async def folder(self) -> AsyncIterator[str]:
+        """Provide a new folder in `ingest/` for the block. At the end of the block remove the
+        folder, unless it was renamed into the store."""
+        folder = self.new_folder()
+        try:
+            yield folder
+        finally:
+            await in_thread(lambda: self.discard(folder))
 
     def new_folder(self) -> str:
         """Create a folder in `ingest/` for unpacking a layer; return its path. The caller calls

@@ -13,8 +13,10 @@ import pytest
 from cri_server.images.layers.inflate import TarStream, UnpackLimits
 from cri_server.images.layers.unpack import TREE, Layer, unpack
 from cri_server.images.service import ImageService, Rootfs
+from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import JOB_MODULES
 from tests.cri.images.puller import STORE
+from tests.support.layer_threads import LayerThreads
 from tests.support.registry import Registry
 from tests.support.zygotes import start_zygote
 
@@ -89,7 +91,10 @@ async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService
     zygote also imports `modules`."""
     zygote = await start_zygote([*JOB_MODULES, *modules])
     service = ImageService(
-        tmp_path / "images", [tmp_path / "certs.d"], zygote=zygote, no_progress_timeout_s=20.0
+        tmp_path / "images",
+        [tmp_path / "certs.d"],
+        jobs=LayerJobs(zygote),
+        no_progress_timeout_s=20.0,
     )
     await service.start()
     yield service
@@ -107,7 +112,7 @@ async def job_service(tmp_path: Path) -> AsyncIterator[ImageService]:
 async def service(tmp_path: Path) -> AsyncIterator[ImageService]:
     """An empty image service; `certs.d` of the test's folder configures it."""
     image_service = ImageService(
-        tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=10.0
+        tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=10.0, jobs=LayerThreads()
     )
     await image_service.start()
     yield image_service

@@ -21,9 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import JOB_MODULES
 from pyrunc.errors import Error
 from tests.cri.images.changes import before_each_change
+from tests.support.layer_threads import LayerThreads
 from tests.support.zygotes import start_zygote
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
@@ -49,24 +51,27 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
     """Pulls two images with a common base at the same time, removes the first and pulls it again,
     and removes the second. Prints the number of changes to files."""
-    jobs = await start_zygote(JOB_MODULES) if JOBS in os.environ else None
+    zygote = await start_zygote(JOB_MODULES) if JOBS in os.environ else None
+    jobs = LayerJobs(zygote) if zygote else LayerThreads()
     changes = count_changes(int(kill_at))
-    service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), zygote=jobs)
+    service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"), jobs=jobs)
     await service.start()
     ids = await asyncio.gather(service.pull(first), service.pull(second))
     await service.remove(ids[0])
     await service.pull(first)
     await service.remove(ids[1])
     await service.close()
-    if jobs:
-        await jobs.close()
+    if zygote:
+        await zygote.close()
     print(changes(), flush=True)
 
 
 async def once(store: str, reference: str) -> None:
     """Pulls, then removes an image; prints `ok` or the kind of the error."""
     try:
-        service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"))
+        service = ImageService(
+            Path(store), store=os.environ.get(STORE, "unpacked"), jobs=LayerThreads()
+        )
         await service.start()
         await service.remove(await service.pull(reference))
         await service.close()
@@ -79,7 +84,9 @@ async def once(store: str, reference: str) -> None:
 async def main(store: str, *references: str) -> None:
     """Pulls and removes the images one after the other, for ever. Prints `ready`, then a line for
     each step."""
-    service = ImageService(Path(store), store=os.environ.get(STORE, "unpacked"))
+    service = ImageService(
+        Path(store), store=os.environ.get(STORE, "unpacked"), jobs=LayerThreads()
+    )
     await service.start()
     print("ready", flush=True)
     while True:

@@ -17,6 +17,7 @@ from cri_server.images.service import ImageService
 from pyrunc.errors import PeerError, Unsupported
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import left_over
+from tests.support.layer_threads import LayerThreads
 from tests.support.oci_archives import descriptor, manifest_of
 from tests.support.registry import Registry
 
@@ -192,7 +193,7 @@ async def test_layers_that_are_no_file_system_are_ignored(
     copy = json.loads(registry.manifests["copy", pushed][0])
     assert [entry["mediaType"] for entry in copy["layers"]] == [f"{types.OCI_LAYER}+gzip"] * 2
     await service.close()
-    again = ImageService(tmp_path / "images")
+    again = ImageService(tmp_path / "images", jobs=LayerThreads())
     await again.start()
     assert [i.id for i in await again.list()] == [BUILT.id]
     await again.remove(BUILT.id)

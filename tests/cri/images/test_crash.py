@@ -18,6 +18,7 @@ import pytest
 
 from cri_server.images.archives.build import BuiltImage, image, layer
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import JOB_MODULES
 from cri_server.zygote.client import Zygote
 from pyrunc.errors import PeerError
@@ -25,6 +26,7 @@ from tests.cri.images import ended_jobs
 from tests.cri.images.ended_jobs import EXIT_CODE, Changes
 from tests.cri.images.puller import JOBS
 from tests.cri.images.trees import names
+from tests.support.layer_threads import LayerThreads
 from tests.support.registry import Registry
 from tests.support.zygotes import start_zygote
 
@@ -67,7 +69,7 @@ def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]
 async def check(store: Path, built: dict[str, BuiltImage]) -> int:
     """Asserts that every listed image is complete and that nothing else is in the store; returns
     the number of images."""
-    service = ImageService(store)
+    service = ImageService(store, jobs=LayerThreads())
     mounts = ImageService.__init__.__kwdefaults__["store"] == "erofs"  # type: ignore[index]
     await service.start()
     by_id = {b.id: b for b in built.values()}
@@ -203,7 +205,7 @@ async def end_jobs(
     """
     built, failed = small_images(), 0
     references = push_all(registry, built)
-    service = ImageService(tmp_path / "images", zygote=jobs)
+    service = ImageService(tmp_path / "images", jobs=LayerJobs(jobs))
     await service.start()
     for number in range(1, 10_000, every):
         changes.end_at(number)
@@ -224,7 +226,7 @@ async def end_jobs(
             await service.pull(reference)
         await service.close()
         assert await check(tmp_path / "images", built) == len(built)
-        service = ImageService(tmp_path / "images", zygote=jobs)
+        service = ImageService(tmp_path / "images", jobs=LayerJobs(jobs))
         await service.start()
         for one in built.values():
             await service.remove(one.id)

@@ -22,6 +22,7 @@ from pyrunc.kernel import verity
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make
 from tests.cri.images.trees import names
+from tests.support.layer_threads import LayerThreads
 from tests.support.oci_archives import oci_archive
 from tests.support.page_cache import cached_pages
 from tests.support.registry import Registry
@@ -37,7 +38,7 @@ async def opened() -> AsyncIterator[list[ImageService]]:
 
 
 async def serve(opened: list[ImageService], folder: Path, **options: Any) -> ImageService:
-    service = ImageService(folder, **{"store": "erofs", **options})
+    service = ImageService(folder, jobs=LayerThreads(), **{"store": "erofs", **options})
     opened.append(service)
     await service.start()
     return service

@@ -31,6 +31,7 @@ from pyrunc.kernel.fd import closing_fd
 from tests.cri.images.conftest import only_erofs
 from tests.cri.images.test_pull import hosts_toml, left_over, make
 from tests.kernel.cni.harness import open_new_namespace
+from tests.support.layer_threads import LayerThreads
 from tests.support.oci_archives import descriptor, manifest_of
 from tests.support.registry import Fault, Registry
 
@@ -43,7 +44,10 @@ PASSWORD = "s3cret-w0rd"
 async def serve(tmp_path: Path, no_progress_timeout_s: float) -> AsyncIterator[ImageService]:
     """Provides a service with this timeout for pulls and pushes."""
     service = ImageService(
-        tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=no_progress_timeout_s
+        tmp_path / "images",
+        [tmp_path / "certs.d"],
+        no_progress_timeout_s=no_progress_timeout_s,
+        jobs=LayerThreads(),
     )
     await service.start()
     yield service

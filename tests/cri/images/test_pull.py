@@ -26,6 +26,7 @@ from tests.cri.images.conftest import only_unpacked, texts, with_jobs
 from tests.cri.images.test_hostile import device, hardlink
 from tests.cri.images.test_unpack import make_everything, raw_tar
 from tests.cri.images.trees import names, snapshot
+from tests.support.layer_threads import LayerThreads
 from tests.support.registry import Registry, wait_for
 from tests.support.socks import SocksProxy
 
@@ -261,7 +262,7 @@ async def test_the_best_variant_is_pulled_and_found_again(
 
 async def reopened(service: ImageService, tmp_path: Path) -> ImageService:
     await service.close()
-    again = ImageService(tmp_path / "images")
+    again = ImageService(tmp_path / "images", jobs=LayerThreads())
     await again.start()
     return again
 
@@ -453,7 +454,7 @@ async def test_a_layer_in_another_compression_is_fetched_once(
         [path] = (tmp_path / "images" / ("tars" if each_store == "erofs" else "layers")).iterdir()
         identity.add(path.stat().st_ino)
         await service.close()
-        service = ImageService(tmp_path / "images")
+        service = ImageService(tmp_path / "images", jobs=LayerThreads())
         await service.start()
     assert fetched == {"first": 1, "second": 1, "third": 0} and len(identity) == 1
     assert (await service.rootfs(image_id)).config.cmd == ["third"]

@@ -17,6 +17,7 @@ from pyrunc.errors import PeerError
 from tests.cri.images.conftest import texts, with_jobs
 from tests.cri.images.test_pull import left_over
 from tests.cri.images.trees import names
+from tests.support.layer_threads import LayerThreads
 from tests.support.registry import Registry
 
 pytestmark = pytest.mark.usefixtures("each_store")
@@ -72,7 +73,7 @@ async def test_an_image_with_sha512_digests_can_be_used(
         tops = texts(await service.rootfs(identifier), "top")
         assert tops in (["2"], ["2", "1"])
         archive = b"".join([part async for part in service.save([f"{name}:v1"])])
-    service = ImageService(tmp_path / "images")
+    service = ImageService(tmp_path / "images", jobs=LayerThreads())
     await service.start()
     [listed] = await service.list()
     assert (listed.id, listed.repo_digests) == (identifier, [f"{name}@{digest}"])

@@ -24,6 +24,7 @@ from tests.cri.images.conftest import only_unpacked, texts
 from tests.cri.images.test_pull import left_over, make
 from tests.cri.images.trees import names, snapshot
 from tests.support import images
+from tests.support.layer_threads import LayerThreads
 from tests.support.oci_archives import oci_archive
 from tests.support.registry import Registry, wait_for
 
@@ -38,7 +39,7 @@ def archive(tmp_path: Path, data: bytes) -> Path:
 
 async def reopened(tmp_path: Path, **options: object) -> ImageService:
     """Returns the service after a restart."""
-    again = ImageService(tmp_path / "images", **options)  # type: ignore[arg-type]
+    again = ImageService(tmp_path / "images", jobs=LayerThreads(), **options)  # type: ignore[arg-type]
     await again.start()
     OPENED.append(again)
     return again
@@ -518,7 +519,7 @@ async def test_images_outlive_a_start_on_a_full_disk(
     """The server can make no file there: stored images stay as they are, and removing works."""
     built = make(layers=1, size=1_000_000)
     registry.push("app:v1", built)
-    service = ImageService(small_disk, store="auto")
+    service = ImageService(small_disk, store="auto", jobs=LayerThreads())
     await service.start()
     await service.pull(f"{registry.host}/app:v1")
     before = (await service.rootfs(built.id)).mount is not None
@@ -528,7 +529,7 @@ async def test_images_outlive_a_start_on_a_full_disk(
             (small_disk / f"blobs/filler-{number}").write_bytes(
                 b"" if what == "inodes" else bytes(8 << 20)
             )
-    service = ImageService(small_disk, store="auto")
+    service = ImageService(small_disk, store="auto", jobs=LayerThreads())
     await service.start()
     assert [listed.id for listed in await service.list()] == [built.id]
     root = await service.rootfs(built.id)

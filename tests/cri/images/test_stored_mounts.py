@@ -18,6 +18,7 @@ from pyrunc.kernel.mount import open_mount
 from tests.cri.images.conftest import texts
 from tests.cri.images.test_pull import make
 from tests.support.keeper import end_keeper
+from tests.support.layer_threads import LayerThreads
 from tests.support.registry import Registry
 from tests.support.service_manager import ServiceManager, manager
 
@@ -43,6 +44,7 @@ class Node:
             store=store,
             mounts=MountStore(Path(self.keeper.folder), received),
             in_use=lambda image_id: ["container"] if self.in_use else [],
+            jobs=LayerThreads(),
         )
         await self.service.start()
         return self.service

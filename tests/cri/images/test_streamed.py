@@ -22,9 +22,11 @@ from cri_server.images.layers.ring import Interrupted, Receiver
 from cri_server.images.layers.streamed import streamed
 from cri_server.images.layers.tar_headers import members, skip
 from cri_server.images.service import ImageService
+from cri_server.images.store.layer_jobs import LayerJobs
 from cri_server.images.store.layer_maker import JOB_MODULES
 from pyrunc.errors import ResourceExhausted
 from tests.cri.images.test_pull import left_over
+from tests.support.layer_threads import LayerThreads
 from tests.support.processes import wait_until
 from tests.support.registry import Registry
 from tests.support.zygotes import start_zygote
@@ -34,8 +36,9 @@ from tests.support.zygotes import start_zygote
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
     """Returns an image service with mounted images."""
     zygote = await start_zygote(JOB_MODULES) if request.param == "jobs" else None
+    jobs = LayerJobs(zygote) if zygote else LayerThreads()
     image_service = ImageService(
-        tmp_path / "images", zygote=zygote, store="erofs", no_progress_timeout_s=20.0
+        tmp_path / "images", jobs=jobs, store="erofs", no_progress_timeout_s=20.0
     )
     await image_service.start()
     yield image_service

@@ -11,7 +11,6 @@ import pytest
 
 from cri_server.images.layers.inflate import LayerWork, UnpackLimits
 from cri_server.images.store.layer_jobs import LayerJobs
-from cri_server.images.store.unpacked_layers import Layers
 from cri_server.zygote.client import JobResult, Zygote
 from pyrunc.records import Record
 
@@ -30,9 +29,9 @@ async def test_a_cancellation_at_the_end_of_a_job_is_not_lost(turns: int) -> Non
     """asyncio.wait_for() of Python 3.11 loses a cancellation that arrives with the result: the task
     continued and waited for a layer that another task of its pull no longer made."""
     zygote = Ended()
-    jobs = LayerJobs(cast(Zygote, zygote), cast(Layers, None))
+    jobs = LayerJobs(cast(Zygote, zygote))
     work = asyncio.create_task(
-        jobs.run("m:f", LayerWork("/", UnpackLimits(), "x"), [], lambda tick: None, lambda: None)
+        jobs.run("m:f", LayerWork("/", UnpackLimits(), "x"), [], lambda: None)
     )
     for _ in range(10):
         await asyncio.sleep(0)
