@@ -471,13 +471,6 @@ class Http2Connection:
             stream.window_bytes += increment
             self._sender.control(frames.window_update(stream_id, increment))
 
-    def reset(self, stream_id: int, code: ErrorCode) -> None:
-        """Reset a stream; no effect if it has ended."""
-        if stream_id in self._streams:
-            self._close(stream_id)
-            self._note_reset(stream_id)
-            self._sender.control(frames.rst_stream(stream_id, code))
-
     def lose(self) -> None:
         """Drop all streams and their queued data after the connection has ended."""
         self.failed = True

@@ -86,11 +86,6 @@ class StreamingServer:
         await asyncio.gather(*self._connections, return_exceptions=True)
 
     @property
-    def address(self) -> tuple[str, int]:
-        """Return the listener's host and port."""
-        return self._host, self._port
-
-    @property
     def handler(self) -> Connections:
         """Return the object that serves connections. Imports its module at the first use."""
         if self._handler is None:

@@ -197,7 +197,9 @@ class Keeper:
         self._post(_Request(DROP, name, count=_QUIET))
 
     def post_note(self, pid: int, start_time: int, status: int) -> None:
-        """Send a `note` without waiting for the answer."""
+        """Have the keeper store how a child of ours ended, without waiting for the answer: `status`
+        is the child's wait status (wait(2)). Call this before the child is reaped. If this process
+        dies, the shim that takes over reads the status by `exit_of`."""
         self._post(_Request(NOTE, process=(pid, start_time), status=status, count=_QUIET))
 
     def collect(self) -> list[int]:
@@ -253,15 +255,9 @@ class Keeper:
 
     def exit_of(self, pid: int, start_time: int) -> OrphanExit | None:
         """Return how a process ended: an orphan that the keeper has reaped, or a process that
-        `note` reported. None if the keeper has no record of the exit, or no longer has it."""
+        `post_note` reported. None if the keeper has no record of the exit, or no longer has it."""
         answer = self._ask_for_entry(_Request(EXIT, process=(pid, start_time)))
         return None if answer is None else OrphanExit(answer.status, answer.time_ns)
-
-    def note(self, pid: int, start_time: int, status: int) -> None:
-        """Store how a child of ours ended: `status` is the child's wait status (wait(2)). Call this
-        before the child is reaped. If this process dies, the shim that takes over reads the status
-        by `exit_of`."""
-        self._ask(_Request(NOTE, process=(pid, start_time), status=status))
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:
         """Send a request and return the keeper's answer; None when the keeper has no entry or exit

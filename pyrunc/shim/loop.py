@@ -78,10 +78,6 @@ class EventLoop:
         heapq.heappush(self._timers, timer)
         return timer
 
-    def close(self) -> None:
-        """Close the epoll instance."""
-        self._epoll.close()
-
     def stop(self) -> None:
         """Leave `run` after the current round."""
         self._stopped = True

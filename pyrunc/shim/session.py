@@ -72,10 +72,6 @@ class SupervisedContainer:
         """Whether the process was started and its exit is not recorded yet."""
         return self._process is not None and self.exit is None
 
-    @property
-    def log(self) -> LogFile:
-        return self._log
-
     # -- start
 
     def open_log(self, path: str | None, directory: str = "") -> None:

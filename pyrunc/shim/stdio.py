@@ -127,7 +127,6 @@ class Follower:
         os.set_blocking(fd, False)
         self.fd = fd
         self.on_close: Callable[[Follower], None] = _ignore
-        self.skipped_bytes = 0
         self._loop = loop
         self._buffer = bytearray()
         self._finishing = self._lagging = False
@@ -138,10 +137,7 @@ class Follower:
     def write(self, data: bytes) -> None:
         """Write `data` to the client, buffer it until the client reads, or skip it when the buffer
         is full."""
-        if self.fd < 0:
-            return
-        if self._lagging:
-            self.skipped_bytes += len(data)
+        if self.fd < 0 or self._lagging:
             return
         if not self._buffer:
             data = data[self._write(data) :]

@@ -99,11 +99,6 @@ class Reference:
         return f"{self.registry}/{self.path}"
 
     @property
-    def tagged(self) -> str | None:
-        """`HOST/PATH:TAG`; None for a reference by digest, whose tag does not matter."""
-        return None if self.digest else f"{self.name}:{self.tag}"
-
-    @property
     def target(self) -> str:
         """The digest or tag to request from the registry; the digest wins."""
         return self.digest or str(self.tag)

@@ -15,6 +15,7 @@ import h11
 
 from cri_server.streaming.descriptors import write_all
 from cri_server.streaming.multiplex import MultiplexedStream
+from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
 from cri_server.streaming.transport import ConnectionLost, SocketTransport
 from pyrunc.errors import PeerError
@@ -33,6 +34,11 @@ class Terminal:
     stdout_fd: int | None = None
     stderr_fd: int | None = None
     sizes: AsyncIterator[tuple[int, int]] | None = None
+
+
+def address_of(server: StreamingServer) -> tuple[str, int]:
+    """Return the host and port on which the server listens."""
+    return server._host, server._port
 
 
 async def run(url: str, terminal: Terminal) -> int:

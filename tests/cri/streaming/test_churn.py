@@ -17,7 +17,7 @@ from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.streams import StreamGone
 from pyrunc.errors import PeerError
 from tests.cri.streaming import client
-from tests.cri.streaming.client import Terminal
+from tests.cri.streaming.client import Terminal, address_of
 from tests.cri.streaming.processes import ProcessBackend
 from tests.support.spdy import ClientMultiplexer
 
@@ -64,7 +64,9 @@ async def test_failures_are_reported_to_the_client(server: StreamingServer) -> N
             server.url_for(AttachOptions("missing", stdout=True)), Terminal(stdout_fd=1)
         )
     with pytest.raises(PeerError, match="no such session"):
-        await client.run("http://{}:{}/exec/guess".format(*server.address), Terminal(stdout_fd=1))
+        await client.run(
+            "http://{}:{}/exec/guess".format(*address_of(server)), Terminal(stdout_fd=1)
+        )
 
 
 async def test_a_closed_server_ends_its_sessions(

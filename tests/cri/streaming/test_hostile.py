@@ -24,7 +24,7 @@ from cri_server.streaming.backend import AttachOptions, ExecSessionOptions, Port
 from cri_server.streaming.multiplex import MultiplexedStream
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import KernelError
-from tests.cri.streaming.client import connect
+from tests.cri.streaming.client import address_of, connect
 from tests.cri.streaming.conftest import GoExec
 from tests.cri.streaming.processes import ProcessBackend
 from tests.support.spdy import SpdyClient
@@ -53,7 +53,7 @@ def request(path: str, *fields: str, method: str = "POST", host: str = "localhos
 async def connection(
     server: StreamingServer,
 ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-    reader, writer = await asyncio.open_connection(*server.address)
+    reader, writer = await asyncio.open_connection(*address_of(server))
     try:
         yield reader, writer
     finally:
@@ -176,7 +176,7 @@ async def test_unused_urls_are_limited(server: StreamingServer) -> None:
 
 @pytest.mark.requirement("9.1")
 async def test_the_server_listens_on_loopback_only(server: StreamingServer) -> None:
-    host, port = server.address
+    host, port = address_of(server)
     assert host == "127.0.0.1"
     with socket.socket() as other:
         other.bind(("127.0.0.2", port))  # taken if the server listened on every address
@@ -190,7 +190,7 @@ async def test_a_slow_request_is_ended(
 ) -> None:
     monkeypatch.setattr(connection_module, "REQUEST_S", 0.4)
     loop = asyncio.get_running_loop()
-    with socket.create_connection(server.address) as client:
+    with socket.create_connection(address_of(server)) as client:
         client.setblocking(False)
         # A byte may meet the closed end; what was answered is still read.
         with contextlib.suppress(ConnectionError):
@@ -232,7 +232,7 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
         nonlocal connections
         writers: deque[asyncio.StreamWriter] = deque()
         while not stop.is_set():
-            _, writer = await asyncio.open_connection(*server.address)
+            _, writer = await asyncio.open_connection(*address_of(server))
             connections += 1
             writers.append(writer)
             if len(writers) > server_module.UNOPENED_LIMIT:
@@ -526,7 +526,7 @@ def forward_bytes(server: StreamingServer, rng: random.Random, port: int) -> byt
 
 async def cut(server: StreamingServer, sent: bytes, rng: random.Random) -> None:
     """Send a part and disconnect: with a FIN, with a reset, or after reading some bytes."""
-    reader, writer = await asyncio.open_connection(*server.address)
+    reader, writer = await asyncio.open_connection(*address_of(server))
     writer.write(sent[: rng.randrange(len(sent) + 1)])
     end = rng.randrange(3)
     if end == 0:

@@ -17,6 +17,7 @@ from websockets.exceptions import ConnectionClosedOK
 from cri_server.streaming.backend import ExecSessionOptions
 from cri_server.streaming.server import StreamingServer
 from cri_server.streaming.tls import Tls
+from tests.cri.streaming.client import address_of
 from tests.cri.streaming.processes import ProcessBackend
 from tests.cri.streaming.test_websocket_forms import SHELL, receive_all
 from tests.support.authority import Authority
@@ -119,7 +120,7 @@ async def test_a_client_without_a_certificate_is_refused(
 
 
 async def test_connections_without_tls_are_refused(listening: StreamingServer) -> None:
-    host, port = listening.address
+    host, port = address_of(listening)
     reader, writer = await asyncio.open_connection(host, port)
     writer.write(b"GET /exec/x HTTP/1.1\r\nHost: x\r\n\r\n")
     async with asyncio.timeout(20):

@@ -14,6 +14,7 @@ from websockets.exceptions import ConnectionClosedOK, InvalidStatus
 
 from cri_server.streaming.backend import ExecSessionOptions, PortForwardOptions
 from cri_server.streaming.server import StreamingServer
+from tests.cri.streaming.client import address_of
 
 
 def open_websocket(url: str, *subprotocols: str, **options: Any) -> connect:
@@ -81,7 +82,7 @@ async def test_any_origin_is_accepted(server: StreamingServer, origin: str) -> N
 
 async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) -> None:
     """A foreign page cannot open a session, because it cannot know the URL."""
-    own = "http://{}:{}".format(*server.address)
+    own = "http://{}:{}".format(*address_of(server))
     url = server.url_for(SHELL)
     with pytest.raises(InvalidStatus) as refused:
         await open_websocket(url[:-1] + ("A" if url[-1] != "A" else "B"), origin=own)

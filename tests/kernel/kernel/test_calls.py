@@ -18,13 +18,14 @@ from pyrunc.abi.mount import (
     MOUNT_ATTR_RDONLY,
     MS_PRIVATE,
     MS_SHARED,
-    OVERLAYFS_SUPER_MAGIC,
-    TMPFS_MAGIC,
 )
 from pyrunc.errors import InvalidArgument, KernelError
 from pyrunc.kernel import call, fd, limit, mount, namespace, path, process, reaper
 from tests.support.processes import wait_until
 
+# f_type of statfs(2)
+TMPFS_MAGIC = 0x01021994
+OVERLAYFS_SUPER_MAGIC = 0x794C7630
 OVERLAY_TAKES_DESCRIPTORS = tuple(map(int, os.uname().release.split(".")[:2])) >= (6, 13)
 
 

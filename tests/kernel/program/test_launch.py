@@ -16,7 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pyrunc.abi.file import F_GET_SEALS, F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE
+from pyrunc.abi.file import F_SEAL_GROW, F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_WRITE
 from pyrunc.errors import DeadlineExceeded, Error, KernelError
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
@@ -171,7 +171,7 @@ def test_nothing_is_blocked_or_ignored_in_the_payload() -> None:
 def test_the_executable_is_sealed_and_cannot_be_written() -> None:
     digest = hashlib.sha256(open(LAUNCHER, "rb").read()).digest()
     seals = F_SEAL_SEAL | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE
-    assert fcntl.fcntl(executable(), F_GET_SEALS) & seals == seals
+    assert fcntl.fcntl(executable(), fcntl.F_GET_SEALS) & seals == seals
     with launch(waiting()) as running:
         running.expect(READY)
         exe = f"/proc/{running.launcher_pid}/exe"
