@@ -478,8 +478,8 @@ class Http2Connection:
             self._close(stream_id)
         self._block = None
 
-    def go_away(self, code: ErrorCode = ErrorCode.NO_ERROR, reason: str = "") -> None:
+    def go_away(self) -> None:
         """Refuse new streams with GOAWAY; open ones continue."""
         if not self.leaving:
             self.leaving = True
-            self._sender.control(frames.goaway(self._last_id, code, reason.encode()))
+            self._sender.control(frames.goaway(self._last_id, ErrorCode.NO_ERROR))

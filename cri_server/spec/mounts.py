@@ -57,10 +57,10 @@ class MountRequest:
     image: MountedImage | None = None
 
 
-def check_requests(requests: Iterable[api.Mount], *, where: str = "mounts") -> list[MountRequest]:
+def check_requests(requests: Iterable[api.Mount]) -> list[MountRequest]:
     """Validate each mount's paths, propagation and flags, and return the mounts with normalized
-    destinations. Raises InvalidArgument, which names the mount by `where` and its index."""
-    return [_check_request(request, f"{where}[{i}]") for i, request in enumerate(requests)]
+    destinations. Raises InvalidArgument, which names the mount by its index."""
+    return [_check_request(request, f"mounts[{i}]") for i, request in enumerate(requests)]
 
 
 def _check_request(request: api.Mount, where: str) -> MountRequest:

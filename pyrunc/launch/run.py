@@ -91,12 +91,10 @@ class ChildProcess:
                 os.close(descriptor)
 
 
-def launch(
-    request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
-) -> ChildProcess:
+def launch(request: Launch, undo: Undo) -> ChildProcess:
     """Start the process and wait until it has executed its program, or waits for `start`. Arguments
     and errors are those of `launch_steps`, which this runs to its end."""
-    return drive(launch_steps(request, undo, record=record, times=times))
+    return drive(launch_steps(request, undo))
 
 
 def drive(steps: Generator[int, None, Result]) -> Result:

@@ -239,14 +239,12 @@ def launch(
     *,
     stdio: Sequence[int] = (0, 1, 2),
     fds: Mapping[int, int] | None = None,
-    env: Mapping[str, str] | None = None,
 ) -> RunningProgram:
     """Spawn the launcher with this program. `stdio`: our three descriptors that become its stdio;
     `fds`: the launcher's descriptor number -> ours, for all others.
 
-    The caller keeps its descriptors; the launcher has copies. `env`: the launcher's own
-    environment, by default empty; the user's program does not get it. Raises KernelError with the
-    call, never OSError.
+    The caller keeps its descriptors; the launcher has copies. The launcher's own environment is
+    empty. Raises KernelError with the call, never OSError.
     """
     numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(numbers) + 1
@@ -278,7 +276,7 @@ def launch(
         pid = os.posix_spawn(
             f"/proc/self/fd/{exe}",
             ["launcher", str(first_free)],
-            env or {},
+            {},
             file_actions=actions,
             # A blocked signal is inherited over execve: the user's program could not be stopped by
             # it.

@@ -82,18 +82,18 @@ def check(spec: Spec) -> None:
     _linux(spec.linux)
 
 
-def check_process(process: Process, path: str = "process") -> None:
+def check_process(process: Process) -> None:
     """Check a process on its own, such as that of an exec. Raises InvalidSpec."""
     if not process.args:
-        raise InvalidSpec(f"{path}.args", "must not be empty")
+        raise InvalidSpec("process.args", "must not be empty")
     if not process.cwd.startswith("/"):
-        raise InvalidSpec(f"{path}.cwd", "Cwd must be an absolute path")
+        raise InvalidSpec("process.cwd", "Cwd must be an absolute path")
     for i, variable in enumerate(process.env):
         if variable.find("=") < 1:
-            raise InvalidSpec(f"{path}.env[{i}]", f"{variable!r} is not NAME=VALUE")
+            raise InvalidSpec(f"process.env[{i}]", f"{variable!r} is not NAME=VALUE")
     seen: set[str] = set()
     for i, limit in enumerate(process.rlimits):
-        at = f"{path}.rlimits[{i}]"
+        at = f"process.rlimits[{i}]"
         if limit.type not in RLIMITS:
             raise InvalidSpec(f"{at}.type", f"unknown resource limit {limit.type!r}")
         # runtime-spec, "rlimits": an error MUST be generated for duplicate entries.
@@ -102,17 +102,17 @@ def check_process(process: Process, path: str = "process") -> None:
         if limit.soft > limit.hard:
             raise InvalidSpec(at, f"soft limit {limit.soft} is above hard limit {limit.hard}")
         seen.add(limit.type)
-    _scheduling(process, path)
+    _scheduling(process)
     affinity = process.exec_cpu_affinity
     if affinity is not None:
-        cpu_list(affinity.initial, f"{path}.execCPUAffinity.initial")
-        cpu_list(affinity.final, f"{path}.execCPUAffinity.final")
+        cpu_list(affinity.initial, "process.execCPUAffinity.initial")
+        cpu_list(affinity.final, "process.execCPUAffinity.final")
 
 
-def _scheduling(process: Process, path: str) -> None:
+def _scheduling(process: Process) -> None:
     scheduler, io = process.scheduler, process.io_priority
     if scheduler is not None:
-        at, policy = f"{path}.scheduler", scheduler.policy
+        at, policy = "process.scheduler", scheduler.policy
         if policy not in SCHED_POLICIES:
             raise InvalidSpec(f"{at}.policy", f"unknown policy {policy!r}")
         if not -20 <= scheduler.nice <= 19:
@@ -128,10 +128,10 @@ def _scheduling(process: Process, path: str) -> None:
                 raise InvalidSpec(f"{at}.flags[{i}]", f"unknown flag {flag!r}")
     if io is not None:
         if io.klass not in IOPRIO_CLASSES:
-            raise InvalidSpec(f"{path}.ioPriority.class", f"unknown class {io.klass!r}")
+            raise InvalidSpec("process.ioPriority.class", f"unknown class {io.klass!r}")
         if not 0 <= io.priority <= 7:
             raise InvalidSpec(
-                f"{path}.ioPriority.priority", f"{io.priority} is not between 0 and 7"
+                "process.ioPriority.priority", f"{io.priority} is not between 0 and 7"
             )
 
 

@@ -24,11 +24,11 @@ MASKED_PATHS = [
 READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"]
 
 
-def default(*, cgroup_namespace: bool = True) -> dict[str, Any]:
+def default() -> dict[str, Any]:
     """Return a `config.json` as a JSON object, the same every time."""
     capabilities = ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]
     # No user namespace: it needs maps, which only the owner of the node can choose.
-    namespaces = ["pid", "network", "ipc", "uts", "mount"] + ["cgroup"] * cgroup_namespace
+    namespaces = ["pid", "network", "ipc", "uts", "mount", "cgroup"]
     return {
         "ociVersion": "1.3.0",
         "process": {

@@ -301,12 +301,12 @@ class SpdyConnection:
                 self._out.append(frames.data_head(stream_id, 0, False))
                 return
 
-    def go_away(self, status: Parting = Parting.OK) -> None:
+    def go_away(self) -> None:
         """Queue a GOAWAY frame for `data_to_send`; a second call does nothing. Further streams of
         the client are refused, open streams continue."""
         if not self._leaving:
             self._leaving = True
-            self._out.append(frames.goaway(self._last_received, status))
+            self._out.append(frames.goaway(self._last_received, Parting.OK))
 
 
 def _is_clients(number: int) -> bool:
