@@ -44,7 +44,8 @@ def run(
 
 
 def run_all(hooks: Sequence[Hook], kind: str, state: dict[str, Any]) -> list[str]:
-    """Run all hooks of one kind, also after a failure (poststop). Returns a line per failure."""
+    """Run all hooks of one kind (poststart or poststop), also after one has failed. Returns a line
+    per failure."""
     return list(_failures(hooks, kind, state))
 
 

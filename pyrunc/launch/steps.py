@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 
 def perform(step: ParentStep, process: ChildProcess, parent: ParentSide) -> None:
-    """Carry out one step. Raises KernelError, InvalidSpec, PeerError for a hook."""
+    """Carry out one step. Raises KernelError; PeerError when a hook fails; InvalidSpec or
+    Unsupported for the resctrl group of the configuration."""
     launch = parent.request
     match step:
         case m.WriteIdMaps():

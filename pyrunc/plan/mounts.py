@@ -2,8 +2,8 @@
 filesystem.
 
 The option table is runtime-spec 1.3 config.md as runc reads it: the last occurrence wins, and a
-bind changes only the named attributes. Recursive options (`rro`) work on the whole tree after
-everything else on that mount.
+bind changes only the named attributes. Recursive options (`rro`) change the mount and all mounts
+below it, after all other options of the mount.
 """
 
 from __future__ import annotations
@@ -364,7 +364,7 @@ def _fallback_bind(kind: str, linux: Linux, host: HostFacts) -> str:
     cannot refuse one.
 
     A user namespace may mount sysfs only in a network namespace that it owns, and cgroup2 only in a
-    cgroup namespace that it owns. It may not own a namespace that the container joins.
+    cgroup namespace that it owns. A namespace that the container joins may have another owner.
     """
     owner, place = {"sysfs": ("network", "/sys"), "cgroup2": ("cgroup", host.cgroup_root)}.get(
         kind, ("", "")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 
 def operations(linux: Linux, clones_detached: bool) -> list[Op]:
-    """Plan one operation for each distinct path of the configuration."""
+    """Plan one operation for each distinct path of the configuration. `clones_detached`: as in
+    `HostFacts`."""
     ops: list[Op] = [
         ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))
     ]

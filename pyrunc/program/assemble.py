@@ -264,14 +264,14 @@ class Assembler:
         true: Label = NEXT,
         false: Label = NEXT,
     ) -> None:
-        """Compare `value & mask` eq, ne, lt or ge `constant` (signed, 64 bits): go to `true` or
-        `false`."""
+        """Go to the label `true` if `value & mask` is eq, ne, lt or ge (`relation`) `constant`,
+        else to the label `false`. Numbers are signed and have 64 bits."""
         kinds, words = self._arguments((value, mask, constant), "compare")
         before = (CMP, 0, RELATIONS[relation], 0, 0, 0, 0, 0, 0, kinds)
         self._append_jump(before, true, (false,), 0, words, "")
 
     def set(self, slot: Slot, value: Operand | Address) -> None:
-        """Store a number, an address or another slot's content."""
+        """Store `value` in `slot`: a number, an address or another slot's content."""
         kinds, words = self._arguments((value,), "set")
         self._stored |= slot.bit
         self._append(

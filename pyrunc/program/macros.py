@@ -104,7 +104,8 @@ def forbid_dumps(a: Assembler) -> None:
 
 def clone_sibling(a: Assembler, flags: int, pid: Slot, cgroup: int | None = None) -> None:
     """Append clone3(2) with CLONE_PARENT: the new process is a child of the launcher's parent.
-    `pid` is 0 in the new process; `cgroup`: descriptor of its cgroup v2 directory."""
+    `pid`: the slot for the new process's pid; it is 0 in the new process. `cgroup`: descriptor of
+    the new process's cgroup v2 directory."""
     # Without CLONE_PIDFD, which would put the pidfd into the launcher's table: the parent opens one
     # by the pid of its child.
     flags |= CLONE_PARENT | (CLONE_INTO_CGROUP if cgroup is not None else 0)

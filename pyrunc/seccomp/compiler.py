@@ -53,8 +53,9 @@ def compile(
     default: this one).
 
     None when the object filters nothing. `store`: the folder for programs, by default
-    `default_store()`, "" for none. Raises InvalidSpec, Unsupported (no libseccomp, an unknown
-    flag), KernelError.
+    `default_store()`, "" for none. Raises InvalidSpec for a wrong object; Unsupported without
+    libseccomp, for a flag that the kernel does not know, for an unknown machine and for a program
+    of more than MAX_INSTRUCTIONS; KernelError.
     """
     machine = arch or os.uname().machine
     # By content, not by path: kubelet's pods share few profiles, and a profile that is edited is

@@ -38,8 +38,9 @@ def inherit(lowest: int) -> list[int]:
 
 
 def main(arguments: Message, fds: list[int]) -> None:
-    """Run a shim until it has neither a pod nor a server. `arguments`: the fields of `Arguments`;
-    `fds`: the listening socket, and a socket that is connected to the server."""
+    """Run a shim until it has neither a pod nor a server, or a client ends it (`EndShim`).
+    `arguments`: the fields of `Arguments`; `fds`: the listening socket, and a socket that is
+    connected to the server."""
     parsed = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
     _log_to(f"{parsed.folder}/{LOG}")

@@ -424,14 +424,15 @@ class StopPause(Request):
 
 
 class Forget(Request):
-    """Forget a container that has ended. Unknown containers are ignored."""
+    """Forget a container that has ended. Raises WrongState while the container runs. Unknown
+    containers are ignored."""
 
     call = "forget"
     container: Id
 
 
 class Shutdown(Request):
-    """Stop serving the pod, in which no process runs any more."""
+    """Stop serving the pod. Raises WrongState while its pause process or a container runs."""
 
     call = "shutdown"
 

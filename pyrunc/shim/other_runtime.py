@@ -98,7 +98,8 @@ class RuntimeCommand:
         self._run(["kill", self.id, str(number)])
 
     def delete(self) -> None:
-        """Delete the runtime's state and its cgroups, and run its poststop hooks."""
+        """Have the runtime delete the container: its cgroups and the runtime's state of it. The
+        runtime runs the poststop hooks. Raises the errors of `_run`."""
         self._run(["delete", "--force", self.id])
 
     def _spawn(

@@ -389,7 +389,8 @@ class ShimPod:
             self._clear_away(Cgroup.from_record(fields["cgroup"]))
 
     def _clear_away(self, group: Cgroup | None) -> None:
-        """Kill the processes that a failed start has left in its cgroup, and remove the cgroup."""
+        """Kill the processes that a failed start has left in the cgroup `group`, and remove the
+        cgroup. Does nothing for None."""
         if group is None:
             return
         try:

@@ -2,7 +2,7 @@
 server assigns pods.
 
 Each pod has its own socket, record and lock in its sandbox's folder. A shim without pods waits for
-the next one as long as a server is connected, and ends when there is none.
+the next pod as long as a server is connected; without a server it ends.
 """
 
 from __future__ import annotations

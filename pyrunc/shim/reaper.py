@@ -63,7 +63,7 @@ class Reaper:
 
     @property
     def busy(self) -> bool:
-        """Whether a process is being started, or a worker is cleaning up."""
+        """Whether a process is being started, or a worker is running, for example to clean up."""
         return self._holds > 0
 
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:

@@ -1,9 +1,9 @@
 """Finds and kills the processes of an exec session.
 
-A process of the container's cgroup is a member if it has the session's id, or a member is its
-parent. Each is killed through a pidfd that was opened before its membership was checked, so a
-process that has got the pid of a member is never signalled. The walk is repeated until it finds no
-new member, because a killed process may have forked before.
+A process of the container's cgroup is a member if it is in the session, if its parent is a member,
+or if it is in a session that a member leads. Each member is killed through a pidfd, whose process
+must have the member's start time, so a process that has got the pid of a member is never signalled.
+The walk is repeated until it finds no new member, because a killed process may have forked before.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
 
 
 def _statuses(pids: Iterable[int]) -> dict[int, Stat]:
-    """Read /proc/PID/stat of the processes that exist."""
+    """Return pid -> content of /proc/PID/stat for those of `pids` that exist."""
     statuses = {pid: stat(pid) for pid in pids}
     return {pid: status for pid, status in statuses.items() if status is not None}
 

@@ -1,5 +1,5 @@
 """The child of a fork of the zygote: arranges descriptors, session and signals, then runs the
-function and exits. No function here returns in the child."""
+function and exits. `fork_detached` and `fork_job` return in the zygote only."""
 
 from __future__ import annotations
 
