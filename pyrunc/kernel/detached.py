@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _in_mount_namespace(path: str = "") -> Iterator[None]:
-    """Run the block in the mount namespace at `path`, or, without a path, in a private copy of the
-    present one. Then return to the former namespace and working directory."""
+    """Run the block in the mount namespace at `path`; if `path` is empty, in a private copy of the
+    caller's. Then restore the caller's namespace and working directory."""
     # setns(2) sets root and working directory to the namespace's root, so the folder is entered
     # again at the end.
     own, folder = open_own("mnt"), os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -80,9 +80,10 @@ def open_overlay(
     """Mount an overlay by mount(2) and return it detached. Layers are named relative to their
     common folder, because the options of mount(2) must fit a page. Raises KernelError.
 
-    `lower`: the layers' paths, top first. `mapped`: for each layer a detached, idmapped mount,
-    which is attached over the layer's path in a private mount namespace, so that the overlay has
-    the layer with its id map. `flags`: options without a value, and SELinux's `context`.
+    - `lower`: the layers' paths, top first.
+    - `mapped`: for each layer a detached, idmapped mount, or nothing at all. The mount is attached
+      over the layer's path in a private mount namespace, and becomes the layer.
+    - `flags`: options without a value, and SELinux's `context`.
     """
     folder = os.path.commonpath([os.path.dirname(path) for path in lower])
     names = [_escaped(os.path.relpath(path, folder)) for path in lower]

@@ -1,9 +1,9 @@
 """Makes ext4 spread the subfolders of a folder over the disk, so that making files in them stays
 cheap after many removals.
 
-An ext4 without a journal does not reuse an inode that was deleted in the last minute, or in the
-last six minutes while the deletion is not on disk (`recently_deleted`, fs/ext4/ialloc.c). Whenever
-a file is made in a block group, the kernel looks at all such inodes of the group.
+An ext4 without a journal does not reuse a deleted inode for one minute, or for six minutes if the
+deletion is not on disk yet (`recently_deleted`, fs/ext4/ialloc.c). Whenever a file is made in a
+block group, the kernel looks at all such inodes of the group.
 
 In a folder with the attribute `T` (EXT4_TOPDIR_FL: "top of directory hierarchies", chattr(1)), each
 subfolder's name selects the block group for all that is made in the subfolder. So each group has
@@ -45,8 +45,8 @@ def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
 
 
 def _is_without_journal(device: int) -> bool:
-    """Tell whether the file system on the block device is an ext4 without a journal (sysfs,
-    `journal_task`). Raises OSError for another file system."""
+    """Tell whether the file system on the block device is an ext4 without a journal. Raises OSError
+    if it is no ext4. Source: `journal_task` in sysfs."""
     block = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
     with open(f"/sys/fs/ext4/{block}/journal_task", encoding="ascii") as file:
         return file.read().strip() == "<none>"

@@ -81,9 +81,9 @@ def pwrite_all(number: int, content: bytes | bytearray | memoryview, offset: int
 
 
 class short_path:
-    """A context manager that gives a folder a short path during its block, because the address of a
-    unix socket has at most 107 bytes (unix(7)): `with short_path(folder) as path:
-    listener.bind(f"{path}/{name}")`. Raises OSError."""
+    """A context manager that gives a folder a short path during its block: `with short_path(folder)
+    as path: listener.bind(f"{path}/{name}")`. It is needed because the address of a unix socket has
+    at most 107 bytes (unix(7)). Raises OSError."""
 
     __slots__ = ("_folder", "_number")
 

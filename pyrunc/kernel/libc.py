@@ -1,5 +1,6 @@
-"""Makes system calls by ctypes and the C library's syscall(2), when Python does not run in the
-program `pyrunc`. That program has the same functions in its module `_pyrunc` (cli/front.c)."""
+"""Makes system calls by ctypes and the C library's syscall(2), for a Python interpreter other than
+that of the executable `pyrunc`. That one has the same functions in its built-in module `_pyrunc`
+(cli/front.c)."""
 
 from __future__ import annotations
 

@@ -13,9 +13,14 @@ if TYPE_CHECKING:
 
 
 class MountPoint:
-    """One mount of the process's mount namespace (proc_pid_mountinfo(5)). `root`: the folder of the
-    file system that is mounted; `path`: the mount point; `propagation`: tags (`shared`, `master`,
-    …); `kind`: the type of the file system; `superblock`: the superblock's options."""
+    """One mount of the process's mount namespace (proc_pid_mountinfo(5)).
+
+    - `root`: the folder of the file system that is mounted
+    - `path`: the mount point
+    - `propagation`: tags (`shared`, `master`, …)
+    - `kind`: the type of the file system
+    - `superblock`: the superblock's options
+    """
 
     __slots__ = ("kind", "path", "propagation", "root", "superblock")
 
@@ -38,9 +43,9 @@ def mount_points() -> Iterator[MountPoint]:
 
 
 def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
-    """Return the mount in `table` that contains `path`, an absolute path without symbolic links:
-    the mount with the longest mount point, and of several at one mount point the last in the table.
-    Only texts are compared."""
+    """Return the mount in `table` that contains `path`, an absolute path without symbolic links.
+    That is the mount with the longest mount point; if several have this mount point, the last one
+    in the table. Only texts are compared."""
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")

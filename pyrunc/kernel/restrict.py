@@ -95,11 +95,12 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 
 
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
-    """Build a filter for `set_filter` that refuses some system calls with EPERM: those in `names`,
-    all x32 calls, and a call in `commands` (name -> numbers) if the call's second argument is one
-    of the numbers.
+    """Build a filter for `set_filter` that answers EPERM to the following calls and allows all
+    others. A call of another architecture kills the process.
 
-    A call of another architecture kills the process. Unknown names in `names` are ignored.
+    - calls in `names`; a name that this architecture lacks is ignored
+    - x32 calls
+    - calls in `commands` (name -> numbers) whose second argument is one of the numbers
     """
     lines = [
         # An x32 call has the same architecture in seccomp_data as x86-64's and another number, so a
@@ -136,8 +137,9 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> bytes:
-    """Return a BPF program with the instructions `lines`, which test the number of a system call.
-    The program returns `end` if an instruction jumps to _TO_END, else `other`."""
+    """Return a filter that begins with a check of the architecture. The instructions `lines`
+    follow, which test the number of a system call. The filter returns `end` if one of them jumps to
+    _TO_END, else `other`."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUALS, 1, 0, arch().audit),

@@ -1,9 +1,10 @@
 """Compiles seccomp filters by libseccomp through ctypes, and asks the kernel which flags of
 seccomp(2) it has.
 
-libseccomp turns names of system calls into numbers, and rules into a BPF program, which the
-launcher loads with seccomp(2). The library is loaded on first use, in the process that builds
-programs, never in a container. Sources: seccomp(2), the manual pages of libseccomp 2.5.
+libseccomp turns names of system calls into numbers, and rules into a filter of BPF instructions.
+The launcher loads the filter with seccomp(2). libseccomp itself is loaded on first use, in the
+process that compiles filters, never in a container. Sources: seccomp(2), the manual pages of
+libseccomp 2.5.
 """
 
 from __future__ import annotations
@@ -71,8 +72,8 @@ def _lib() -> ctypes.CDLL:
 
 
 class Compiler:
-    """A context manager that builds one BPF program. Add the architectures first, then the rules in
-    order."""
+    """A context manager that builds one filter. All architectures are added before the first
+    rule."""
 
     def __init__(self, default_action: int) -> None:
         self._lib = _lib()
@@ -93,13 +94,13 @@ class Compiler:
         self._lib.seccomp_release(self._context)
 
     def add_architecture(self, audit: int) -> None:
-        """Add an architecture whose calls the program filters: AUDIT_ARCH_*, or libseccomp's own
-        number for x32."""
+        """Add an architecture whose calls the filter decides about: AUDIT_ARCH_*, or libseccomp's
+        own number for x32."""
         # EEXIST: the native architecture is in every new filter.
         self._call("seccomp_arch_add", f"{audit:#x}", audit, ignored=errno.EEXIST)
 
     def remove_architecture(self, audit: int) -> None:
-        """Remove an architecture from the program."""
+        """Remove an architecture from the filter."""
         self._call("seccomp_arch_remove", f"{audit:#x}", audit)
 
     def add_rule(

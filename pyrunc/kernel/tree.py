@@ -1,10 +1,10 @@
 """Walks and removes trees that untrusted processes have written. The walk uses no recursion, and
 never more than two descriptors.
 
-Each name is opened relative to the folder that it was read from, so the walk follows no symbolic
-link, and no path is too long. openat2(2) with RESOLVE_NO_XDEV refuses mount points, so nothing
-behind a mount is touched. To go up, the walk opens `..` and compares device and inode with those of
-the folder that it came from: a folder that was moved meanwhile ends the walk with ESTALE.
+Each name is opened relative to its folder's descriptor, so the walk follows no symbolic link, and
+no path is too long. openat2(2) with RESOLVE_NO_XDEV refuses mount points, so nothing behind a mount
+is touched. To go up, the walk opens `..` and checks by device and inode that it is the expected
+parent. If the folder was moved meanwhile, it is not, and the walk ends with ESTALE.
 """
 
 from __future__ import annotations

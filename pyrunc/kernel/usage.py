@@ -44,11 +44,11 @@ class _Sum:
 
 
 def usage(path: str | os.PathLike[str]) -> tuple[int, int]:
-    """Return the bytes on disk and the number of inodes of all that is below the folder.
+    """Return the bytes on disk and the number of inodes of everything below the folder.
 
-    A file with n hard links counts as 1/n for each link in the tree. Files that vanish meanwhile,
-    and folders that cannot be opened any more, do not count; when folders are moved meanwhile, the
-    result is the sum up to that moment.
+    A file with n hard links counts as 1/n for each link in the tree. Files that vanish during the
+    walk and folders that cannot be opened do not count. If a folder is moved during the walk, the
+    walk ends, and the result is the sum so far.
     """
     total = _Sum()
     try:

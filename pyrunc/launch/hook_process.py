@@ -1,9 +1,9 @@
 """Starts createContainer hooks, which run in the namespaces of a container before its
 pivot_root(2).
 
-At that point `/` is still the runtime's root, so the hook's path is looked up there; the hook sees
-the container's mounts as well. For each hook a small program is launched, which joins the
-namespaces of the waiting container process and executes the hook.
+At that point `/` is still the runtime's root. So the hook's path is looked up on the host, and the
+hook sees the container's mounts as well. Each hook has its own small program for the launcher: it
+joins the namespaces of the container's process, which waits meanwhile, and executes the hook.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Runs hooks in the runtime's namespaces: programs that the configuration names, with the state on
-stdin.
+"""Runs hooks, by default in the runtime's namespaces. A hook is an executable that the
+configuration names; its stdin is the container's state.
 
-A hook's environment is exactly that of the configuration. Its output goes to files in memory, so
-that a hook that leaves a daemon behind cannot keep a pipe open. The output is reported only when
+A hook's environment is exactly that of the configuration. Its output goes to files in memory,
+because a daemon that a hook leaves behind would keep a pipe open. The output is reported only when
 the hook fails. Source: runtime-spec config.md, POSIX-platform hooks.
 """
 

@@ -14,20 +14,23 @@ if TYPE_CHECKING:
 
 
 class Launch(Value):
-    """One process, ready to be started.
+    """One process, ready to be started. The caller closes all descriptors after the launch, also
+    those of `stdio`.
 
-    `lowered`: the plan's program. `descriptors`: name in the plan -> descriptor. `preserve_fds`:
-    descriptors that become 3, 4, … in the process. The caller closes all descriptors after the
-    launch, also those of `stdio`. `pinned`: name in the plan -> name of a mount or namespace that
-    the launching process has pinned. The launching process adds a clone of the mount, or the
-    namespace, to `descriptors`. `stdio_owner`: uid on the host that becomes the owner of stdio's
-    files. `own_nulls`: replace null devices among stdio by a private one.
-
-    `args`: the command line, for errors of execve. `id`, `bundle` (absolute), `oci_version`,
-    `annotations` and `status` are the container's, for the OCI state that hooks and seccomp agents
-    read. `container_pid`: the container's first process, for an exec. `cgroup`: the new process's
-    cgroup; None = the runtime's. For an exec: None if the new process may be put into no other
-    cgroup than that of `descriptors`, even if the first process has moved (`enter_steps`).
+    - `lowered`: the plan's program
+    - `descriptors`: name in the plan -> descriptor
+    - `args`: the command line, for errors of execve
+    - `preserve_fds`: descriptors that become 3, 4, … in the process
+    - `pinned`: name in the plan -> name of a mount or namespace that the launching process has
+      pinned. That process adds a clone of the mount, or the namespace, to `descriptors`.
+    - `stdio_owner`: uid on the host that becomes the owner of stdio's files
+    - `own_nulls`: replace null devices among stdio by a private one
+    - `id`, `bundle` (absolute), `oci_version`, `annotations`, `status`: the container's, for the
+      OCI state that hooks and seccomp agents read
+    - `container_pid`: for an exec, the container's first process
+    - `cgroup`: the new process's cgroup. None: the runtime's cgroup. For an exec, None: the new
+      process may only be put into the cgroup in `descriptors`, even if the container's first
+      process has moved (`enter_steps`).
     """
 
     lowered: LoweredProgram

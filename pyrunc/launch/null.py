@@ -1,8 +1,9 @@
-"""Null devices for processes in containers: private inodes, in a detached tmpfs of ours.
+"""Makes null devices for processes in containers. Each is an inode of its own, in a detached tmpfs
+of ours.
 
-The host's /dev/null as stdin is an inode of the host inside the container: the container's root
-could change its mode and owner for the whole machine through the descriptor (fchmod(2), fchown(2)
-ask for CAP_FOWNER and CAP_CHOWN, which containers have).
+If stdin were the host's /dev/null, the container's root could change the mode and owner of that
+inode for the whole machine. fchmod(2) and fchown(2) on the descriptor need only CAP_FOWNER and
+CAP_CHOWN, which containers have.
 
 With SELinux a private null device gets the label of the host's /dev/null. If it had the label of
 the runtime's files, the kernel would deny access at each execve(2), log the denial, and replace the

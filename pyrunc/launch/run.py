@@ -1,10 +1,10 @@
-"""Carries out a launch: the new process runs its program and its parent runs the plan's parent
-steps, until the user's program is executed or the launch has failed and is undone.
+"""Carries out a launch: the new process runs its program, and its parent carries out the plan's
+parent steps. A launch that fails is undone.
 
 A container, an exec and a pod's pause process are launched in the same way. The parent spawns the
 launcher. The new process reports its pid, and waits at each line of the plan for which its parent
 has steps. The launch ends when the process closes its end of the socket: when it executes the
-user's program, or begins to wait for `pyrunc start`.
+user's command, or begins to wait for `pyrunc start`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class ChildProcess:
 
 
 def launch(request: Launch, undo: Undo) -> ChildProcess:
-    """Start the process and wait until it has executed its program, or waits for `start`. Arguments
+    """Start the process and wait until it has executed its command, or waits for `start`. Arguments
     and errors are those of `launch_steps`, which this runs to its end."""
     return drive(launch_steps(request, undo))
 
@@ -112,17 +112,20 @@ def launch_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
     """Start the process in steps. A generator: resume it when the yielded descriptor is readable;
-    it then does not block. Returns the process, which has executed its program or waits for
+    it then does not block. Returns the process, which has executed its command or waits for
     `start`.
 
-    `record(process)` writes the process to the container's state on disk, if the plan has that
-    step. `times` receives (label, nanoseconds of CLOCK_REALTIME) for each stage of
-    `pyrunc.timings`, each parent step (`LINE.STEP`) and, in a timed program, each line of the plan.
-    Pushes what it makes on `undo`, the process first.
+    - `undo`: gets the undo of everything that is made, first that of the process
+    - `record`: writes the process to the container's state on disk, if the plan has that step
+    - `times`: receives (label, nanoseconds of CLOCK_REALTIME) for each stage of `pyrunc.timings`,
+      each parent step (`LINE.STEP`) and, in a timed program, each line of the plan
 
-    Raises KernelError with the plan's line; NotFound or InvalidArgument, with the texts of Go's
-    LookPath, when the program is missing or cannot be executed; EndedEarly; and the errors of the
-    parent's steps.
+    Raises:
+    - KernelError with the plan's line
+    - NotFound or InvalidArgument, with the texts of Go's LookPath, when the command is missing or
+      cannot be executed
+    - EndedEarly
+    - the errors of the parent's steps
     """
     running = _spawn(request)
     parent = ParentSide(request, running, undo, record, times)
@@ -228,8 +231,8 @@ class ParentSide:
             self._answer(message, self.process)
 
     def await_pid(self) -> None:
-        """Wait for the pid of the process that the launcher has cloned, or is about to clone, until
-        the launch fails or no message has come for `PID_TIMEOUT_S`."""
+        """Wait until the launcher has reported the pid of the process that it clones. Give up when
+        the launch fails, or no message has come for `PID_TIMEOUT_S`."""
         try:
             while self.process is None:
                 message = self._running.receive(PID_TIMEOUT_S)
@@ -338,7 +341,7 @@ class HookFailed(PeerError):
 
 
 def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
-    """Return the error to raise for a failed operation. If the program `args[0]` is missing or
+    """Return the error to raise for a failed operation. If the command `args[0]` is missing or
     cannot be executed, the error has a text that callers of a runtime match: that of Go's LookPath
     or of execve(2). All other errors are returned unchanged."""
     from pyrunc.plan.lower_process import NO_PROGRAM

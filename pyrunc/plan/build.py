@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyrunc.plan.parent import Steps
     from pyrunc.spec.model import Hook, Linux, Process, Spec
 
-# Signals that end a program by default: HUP INT QUIT ABRT TERM. They also end a process that waits
+# Signals that end a process by default: HUP INT QUIT ABRT TERM. They also end a process that waits
 # for `start`.
 # The kernel drops a signal of default disposition that is sent to the first process of a pid
 # namespace, so without handlers a created container could only be killed by SIGKILL.
@@ -46,10 +46,12 @@ OOM_SCORE_ADJ_MIN = -1000
 class StartPlanOptions(Value):
     """Options of a container's start beyond its configuration.
 
-    `parent`: options of the parent's steps. `await_start`: wait for `start` before execve.
-    `keyring`: name of a new session keyring. `preserve`: how many of the caller's descriptors stay
-    open, from 3 on. `pivot`: use pivot_root(2); without it the root is mounted over ours.
-    `keep_groups`: keep the caller's supplementary groups.
+    - `parent`: options of the parent's steps
+    - `await_start`: wait for `start` before execve
+    - `keyring`: name of a new session keyring
+    - `preserve`: how many of the caller's descriptors stay open, from 3 on
+    - `pivot`: use pivot_root(2); without it the root is mounted over ours
+    - `keep_groups`: keep the caller's supplementary groups
     """
 
     load_filter: LoadFilter | None = None
@@ -66,10 +68,11 @@ class StartPlanOptions(Value):
 class ExecPlanOptions(Value):
     """Options of a process in a running container, beyond its configuration.
 
-    `home`: home directory of the process's user, for an environment without HOME. `attached`: the
-    runtime copies the process's terminal to its own. `keyring`: name of the session keyring to
-    join. `preserve`: how many of the caller's descriptors stay open, from 3 on. `keep_groups`: keep
-    the caller's supplementary groups.
+    - `home`: home directory of the process's user, for an environment without HOME
+    - `attached`: the runtime copies the process's terminal to its own
+    - `keyring`: name of the session keyring to join
+    - `preserve`: how many of the caller's descriptors stay open, from 3 on
+    - `keep_groups`: keep the caller's supplementary groups
     """
 
     load_filter: LoadFilter | None = None
@@ -196,7 +199,7 @@ def build_pause(
     ops += _clone(linux, options.cgroup, steps, host.pinned)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
-        # No image: the program is executed by its descriptor, so the root can be empty.
+        # No image: the process is executed by descriptor, so the root can be empty.
         model.AttachEmptyRoot(_folders(options.mounts)),
         *(model.AttachMount(path, f"mount:{path}") for path in options.mounts),
         model.PivotRoot(),
@@ -364,7 +367,7 @@ def _execution(
     hooks: Collection[Hook] = (),
 ) -> list[Op]:
     """Plan the end of a start: report that the process is ready, wait for `start`, run the
-    startContainer hooks, execute the program."""
+    startContainer hooks, execute the container's command."""
     if not process.args:
         raise InvalidSpec("process.args", "must not be empty")
     env = identity.environment(process, home)

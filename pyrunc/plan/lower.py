@@ -1,4 +1,4 @@
-"""Lowers a plan to the launcher's program: each operation becomes a few system calls, with their
+"""Lowers a plan to the launcher's program. Each operation becomes a few system calls with their
 data, and with jumps to other calls after certain errnos.
 
 The program numbers the plan's named descriptors upwards from the first number that the process does
@@ -31,8 +31,8 @@ CLOCK_REALTIME = 0
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     """Lower a plan to a program for one architecture (`uname -m`; default: this machine's).
 
-    `timed`: after each operation the program sends a TIME message, up to the point where a filter
-    might refuse clock_gettime(2).
+    `timed`: the program sends a TIME message after each operation, until it loads a filter, which
+    may refuse clock_gettime(2), or sends READY.
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)
@@ -68,7 +68,7 @@ LAST_TIMED = (LoadFilter, Ready)
 
 
 def _send_time(low: Lowering) -> None:
-    """Append the calls that send the parent a TIME message: the seconds and nanoseconds of
+    """Emit the calls that send the parent a TIME message: the seconds and nanoseconds of
     CLOCK_REALTIME."""
     now = low.a.data(16)
     # A time namespace shifts CLOCK_MONOTONIC and CLOCK_MONOTONIC_RAW (time_namespaces(7)).

@@ -80,8 +80,9 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
 
 
 def _new_filesystem(low: Lowering, op: m.MountFs) -> Slot:
-    """Mount a new filesystem detached; where the kernel refuses that with EPERM, clone the host's
-    mount at `op.fallback` instead. Returns the slot of the mount."""
+    """Emit the calls that create a filesystem as a detached mount; where the kernel refuses that
+    with EPERM, they clone the host's mount at `op.fallback` instead. Returns the slot of the
+    mount."""
     if not op.fallback:
         return low.filesystem(op.type, op.source, op.options, op.attributes)
     a, refused, done = low.a, low.a.label(), low.a.label()
@@ -105,10 +106,11 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
 
 
 def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
-    """Bind a path of the host: clone the mount at `op`'s source in the container's copy of the
-    host's mounts, and attach the clone at `op.destination`.
+    """Emit a bind of a path of the host: the program clones the mount at the path, in the
+    container's copy of the host's mounts, and attaches the clone at `op.destination`.
 
-    The program reads the path from its variable `low.source`, because `op.source` is empty here."""
+    The program reads the path from its variable `low.source`, because `op.source` is empty here.
+    """
     place = _open_source(low, op)
     flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
     low.a.sys("open_tree", place, "", flags, store=low.tree)
@@ -117,8 +119,8 @@ def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
 
 
 def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
-    """Set the attributes of the detached mount `tree`, attach it at the destination and close
-    it."""
+    """Emit the calls that set the attributes of the detached mount `tree`, attach it at the
+    destination and close it."""
     propagation = op.propagation
     if op.descriptor and not op.peer and not (propagation and propagation[0] & mnt.MS_REC):
         # A clone is a peer of its source: without this, mounts made in the container would appear
@@ -145,8 +147,8 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
 
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
-    """Open (O_PATH) the path `low.source` in our copy of the host's mounts; returns the slot. A
-    symbolic link in the path ends the program with ELOOP."""
+    """Emit the open (O_PATH) of the path `low.source` in our copy of the host's mounts; returns the
+    slot. A symbolic link in the path ends the program with ELOOP."""
     a, opened, swapped = low.a, low.a.label(), low.a.label()
     # O_DIRECTORY makes the kernel mount an automount first.
     flags = f.O_PATH | (low.o_directory if op.directory else 0)
@@ -160,9 +162,9 @@ def _open_source(low: Lowering, op: m.MountTree) -> Slot:
 
 
 def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
-    """Open a mount's destination; fail if it is inside procfs, whose files programs trust. The
-    check of the configuration cannot see this when a link in the image leads into procfs
-    (CVE-2019-16884)."""
+    """Emit the open of a mount's destination and a check that it is not inside procfs, whose files
+    the container trusts. The check of the configuration cannot see this when a link in the image
+    leads into procfs (CVE-2019-16884)."""
     place = low.place(path, directory)
     low.a.sys("fstatfs", place, low.scratch)
     kind = low.a.field(low.scratch, 0, 8)
@@ -172,8 +174,9 @@ def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
 
 
 def require_proc(low: Lowering, tree: Operand, note: str) -> None:
-    """Fail with EPERM and `note` unless `tree`, a descriptor of a mount or folder, is the root
-    directory of a procfs. A bind of a folder of procfs fails, too."""
+    """Emit a check that `tree`, a descriptor of a mount or folder, is the root directory of a
+    procfs. Otherwise, also for a bind of a folder of procfs, the program fails with EPERM and
+    `note`."""
     a = low.a
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)
@@ -240,7 +243,7 @@ def attach_device(low: Lowering, op: m.AttachDevice) -> None:
 def _require_same_device(
     low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int
 ) -> None:
-    """Fail unless the existing file is the device of the configuration (runtime-spec,
+    """Emit a check that the existing file is the device of the configuration (runtime-spec,
     linux.devices)."""
     a = low.a
     buffer = low.scratch
@@ -258,8 +261,8 @@ def _require_same_device(
 
 
 def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
-    """Bind the host's device `path` over a new file `name` in `folder`, because a user namespace
-    may not use mknod. The path is resolved in our own copy of the host's tree."""
+    """Emit a bind of the host's device `path` over a new file `name` in `folder`, because a user
+    namespace may not use mknod. The path is resolved in our own copy of the host's tree."""
     a, node = low.a, low.a.slot(4)
     a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
     low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)
@@ -289,9 +292,10 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
 
 
 def cover_root(low: Lowering, op: m.CoverRoot) -> None:
-    """Mount the new root over the old one, as switch_root(8) does; the old root's files are not
-    deleted. First unmount each path in `op.hide`; where the kernel refuses that, because the mount
-    is locked in a user namespace, mount an empty folder over it."""
+    """Emit the mount of the new root over the old one, as switch_root(8) does it; the old root's
+    files are not deleted. Before that, each path in `op.hide` is unmounted. If the kernel refuses
+    that, because the mount is locked in a user namespace, an empty folder is mounted over the
+    path."""
     a = low.a
     for place in op.hide:
         gone, locked = a.label(), a.label()
@@ -333,8 +337,8 @@ def change_root(low: Lowering, op: m.ChangeRoot) -> None:
 
 
 def _open_null(low: Lowering) -> Slot:
-    """Open the container's /dev/null, once for all operations; returns the slot. Fails unless it is
-    the character device 1:3 (CVE-2025-31133)."""
+    """Emit the open of the container's /dev/null, once for all operations; returns the slot. The
+    program fails unless it is the character device 1:3 (CVE-2025-31133)."""
     if low.null is None:
         low.null = low.beneath("/dev/null", f.O_PATH, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
         macros.require_device(low.a, low.null, 1, 3, "/dev/null")
@@ -360,8 +364,8 @@ def make_folder(low: Lowering, op: m.MakeFolder) -> None:
 
 
 def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
-    """Open a pty of the container's own devpts by descriptors alone: a path could be swapped
-    (CVE-2025-52565)."""
+    """Emit the open of a pty of the container's own devpts, by descriptors alone: a path could be
+    swapped (CVE-2025-52565)."""
     a = low.a
     if op.of_host:
         master = a.slot(4)
@@ -402,8 +406,9 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
 
 
 def _console_place(low: Lowering) -> Slot:
-    """Open (O_PATH) the container's /dev/console, created when it is missing; returns the slot.
-    Fails for a symbolic link, which would lead the terminal's mount elsewhere (CVE-2025-52565)."""
+    """Emit the open (O_PATH) of the container's /dev/console, created when it is missing; returns
+    the slot. A symbolic link ends the program with an error, because it would lead the terminal's
+    mount elsewhere (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
     exists = low.a.label()

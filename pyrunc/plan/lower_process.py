@@ -53,8 +53,8 @@ def prepare(low: Lowering, op: m.Prepare) -> None:
 
 
 def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
-    """Write `content` to the first existing file of `paths` below /proc. Fail unless /proc is a
-    procfs and nothing is mounted over the file.
+    """Emit the write of `content` to the first existing file of `paths` below /proc. The program
+    fails unless /proc is a procfs and nothing is mounted over the file.
 
     Otherwise the content could go to a file that is not the kernel's. The process would then run
     without its label, for example (CVE-2019-16884, CVE-2025-52881).
@@ -83,8 +83,8 @@ def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    """Set the process's label before the clone, in the runtime's own /proc. With SELinux, set the
-    label of its session keyring as well."""
+    """Emit the writes that set the process's label, before the clone, in the runtime's own /proc.
+    With SELinux they set the label of its session keyring as well."""
     label = op.label.encode("utf-8", "surrogateescape")
     if op.module == "apparmor":
         _write_own(
@@ -190,7 +190,8 @@ def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
 
 
 def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
-    """Write a sysctl beneath a private procfs, across no mount and no link (CVE-2025-52881)."""
+    """Emit the write of a sysctl beneath a private procfs, across no mount and no link
+    (CVE-2025-52881)."""
     a, content = low.a, op.value.encode("utf-8", "surrogateescape")
     resolve = macros.BENEATH | f.RESOLVE_NO_XDEV
     path = f"sys/{op.path}"
@@ -262,8 +263,8 @@ def try_folder(low: Lowering, op: m.TryFolder) -> None:
 
 
 def _check_folder(low: Lowering) -> None:
-    """Append a check to the program, which fails at run time with ENOENT unless getcwd(2) returns a
-    path below the process's root."""
+    """Emit a check that getcwd(2) returns a path below the process's root. Otherwise the program
+    fails with ENOENT."""
     a = low.a
     # getcwd(2) returns "(unreachable)/…" for a folder outside of the root: a descriptor of the host
     # that leaked into the path (CVE-2024-21626).
@@ -323,8 +324,9 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    """Close the descriptors that no later operation needs, mark the others close-on-exec, then load
-    the seccomp filter. In this order, because the filter may not allow close_range(2)."""
+    """Emit the calls that load the seccomp filter. Before that, the program closes the descriptors
+    that no later operation needs and marks the others close-on-exec, because the filter may not
+    allow close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
     _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR, "pause")
@@ -390,8 +392,8 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """Close the descriptors that the program does not get, then execute the program. It gets stdio
-    and the next `op.preserve` descriptors.
+    """Emit the execve of the container's command. Before that, the program closes all descriptors
+    but stdio, the next `op.preserve` ones, and the socket for errors.
 
     A failure of execve is sent to `start` on its connection or, in a plan without `start`, to the
     parent on the synchronisation socket.
@@ -412,9 +414,9 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
-    """Execute the first of `paths` that works, with the arguments at `low.argv` and the environment
-    at `low.envp`; put the negative errno into `low.result` if none does. `name`: the name by which
-    the program was requested."""
+    """Emit the execve of the first of `paths` that works, with the arguments at `low.argv` and the
+    environment at `low.envp`. If none works, `low.result` has the negative errno. `name`: the
+    command as the configuration names it."""
     a, result = low.a, low.result
     macros.execute(a, paths, low.argv, low.envp, result=result)
     if "/" not in name:
@@ -432,8 +434,9 @@ def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> Non
 
 
 def _close_all_but(low: Lowering, *names: str) -> None:
-    """Close all descriptors but stdio, the preserved ones, the synchronisation socket and those
-    called `names` in the plan, because a container may wait for `start` for a long time."""
+    """Emit the close of all descriptors but stdio, the preserved ones, the synchronisation socket
+    and those called `names` in the plan, because a container may wait for `start` for a long
+    time."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)
 
@@ -447,10 +450,11 @@ def end_by_signals(low: Lowering, op: m.EndBySignals) -> None:
 
 
 def await_start(low: Lowering, op: m.AwaitStart) -> None:
-    """Accept one connection of `start` and wait for its byte. `start` then reads the result from
-    the connection: a negative errno (i32) if execve has failed, end of file if it has succeeded.
+    """Emit the calls that accept one connection of `start` and wait for its byte. `start` then
+    reads the result from the connection: a negative errno (i32) if execve has failed, end of file
+    if it has succeeded.
 
-    Closes the synchronisation socket, because the process that created the container has ended.
+    They close the synchronisation socket, because the process that created the container has ended.
     """
     a, listening = low.a, low.numbers[op.descriptor]
     if not low.filtered:
@@ -484,7 +488,8 @@ def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
 
 
 def run_hook(low: Lowering, op: m.RunHook) -> None:
-    """Run a startContainer hook in a child of the process; its failure ends the process."""
+    """Emit the start of a startContainer hook in a child of the process. A hook that fails ends the
+    process."""
     a = low.a
     pid = low.a.slot(4)
     child = low.a.label()
@@ -516,11 +521,12 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
 
 
 def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
-    """Send STATUS with the hook's index and wait status (-1: killed after its timeout), and end the
-    process with exit code 1.
+    """Emit a STATUS message with the hook's index and wait status (-1: killed after its timeout),
+    and the end of the process with exit code 1.
 
     If `start` waits, STATUS goes to `start`, followed by the hook's stderr. Otherwise STATUS goes
-    to the parent, which reads the hook's stderr from the file `op.errors`."""
+    to the parent, which reads the hook's stderr from the file `op.errors`.
+    """
     a = low.a
     a.send(STATUS, op.index, status)
     if low.start is not None:

@@ -1,7 +1,8 @@
 """Lowers one plan's operations: `Lowering` has the assembler, the descriptors' numbers and the data
 that operations share.
 
-The functions that lower operations reach all files below the container's root by methods of
+Its methods, and the functions of `lower_mount` and `lower_process`, emit system calls: the program
+makes them later, in the new process. They reach files below the container's root by methods of
 `Lowering`: `beneath` opens an existing file, `place` opens or creates a mount's destination,
 `attach` attaches a mount to an open file. Sequences of calls that do not depend on the plan are in
 `program.macros`.
@@ -36,7 +37,7 @@ ROOT_NUMBER = 3
 
 
 class SharedSlots:
-    """The variables and the scratch space that all programs of a cache have at the same place, so
+    """The variables and the scratch space that have the same address in all programs of a cache, so
     that cached operations can refer to them."""
 
     __slots__ = ("argv", "envp", "result", "scratch", "source", "tree")
@@ -49,13 +50,13 @@ class SharedSlots:
         self.source = a.slot(8, 0)
         """The address of the path of a bind's source."""
         self.argv, self.envp = a.slot(8, 0), a.slot(8, 0)
-        """The addresses of the arguments and of the environment of the program to execute."""
+        """The addresses of the arguments and of the environment of the command to execute."""
         self.result = a.slot(4, 0)
-        """The negative errno of the program's execution."""
+        """The negative errno of the failed execve."""
 
 
 class Lowering:
-    """State while one plan is lowered to a program."""
+    """Lowers one plan to a program. The methods emit the system calls of the program."""
 
     def __init__(
         self, a: PlanAssembler, numbers: dict[str, int], cache: LoweringCache | None = None
@@ -85,15 +86,15 @@ class Lowering:
 
     def forget(self) -> None:
         """Forget the slots of descriptors that earlier operations opened, so that later operations
-        open their own. The descriptors stay open."""
+        open their own. The program does not close these descriptors."""
         self.mask = self.null = self.entered = None
         self._folders.clear()
 
     def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
-        """Append the operations of `lower(self, *arguments)`, from the cache if they are there.
-        They are cached at the second call with the same arguments (`LoweringCache.append`).
-        `lower` may depend only on its arguments and, in a plan with the descriptor of a root, on
-        the number of this descriptor."""
+        """Emit the operations of `lower(self, *arguments)`, from the cache if they are there. They
+        are cached at the second call with the same arguments (`LoweringCache.append`). `lower` may
+        depend only on its arguments and, in a plan with the descriptor of a root, on the number of
+        this descriptor."""
         cache = self._cache
         if cache is None or not cache.append(self.a, lower, arguments):
             lower(self, *arguments)
@@ -101,8 +102,9 @@ class Lowering:
         self._folders.clear()
 
     def container_root(self) -> Operand:
-        """Return the descriptor of the container's root. For an exec, whose plan has no such
-        descriptor, append the call that opens `/`: its process is inside the container already."""
+        """Return the descriptor of the container's root. The plan of an exec has no such
+        descriptor: emit the call that opens `/` instead, because the process is inside the
+        container already."""
         if isinstance(self.root, int) and self.root < 0:
             self.root = slot = self.a.slot(4)
             self.a.sys(
@@ -123,16 +125,16 @@ class Lowering:
         resolve: int = IN_ROOT,
         missing: Label | None = None,
     ) -> Slot:
-        """Open a path inside the container's root; returns the slot of its descriptor. `missing`:
-        the label to go to when the path does not exist; without a label, a missing path ends the
-        program with an error."""
+        """Emit the open of a path inside the container's root; returns the slot of its descriptor.
+        `missing`: the label to go to when the path does not exist; without a label, a missing path
+        ends the program with an error."""
         skip = {} if missing is None else {ENOENT: missing, ENOTDIR: missing}
         root = self.container_root()
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
 
     def folder(self, path: str) -> Slot:
-        """Open (O_PATH) the directory `path` of the container; returns the slot, which the caller
-        does not close. A missing directory is made, with missing parents.
+        """Emit the open (O_PATH) of the directory `path` of the container, which is made if it is
+        missing, with missing parents. Returns its slot; the caller emits no close.
 
         Later calls for the same path return the same slot, until something is mounted.
         """
@@ -142,15 +144,15 @@ class Lowering:
         return slot
 
     def parent(self, path: str) -> tuple[Slot, str]:
-        """Open the directory that contains `path`, made when it is missing. Returns its slot, which
-        the caller does not close, and the last name of `path`."""
+        """Emit the open of the directory that contains `path`, which is made if it is missing.
+        Returns its slot, for which the caller emits no close, and the last name of `path`."""
         above, _, name = path.rpartition("/")
         return self.folder(above or "/"), name
 
     def place(self, path: str, directory: bool) -> Slot:
-        """Open (O_PATH) a mount's destination; returns the slot. A missing destination is created,
-        with missing parents (0755): as a directory (0755) if `directory`, else as an empty file
-        (0644).
+        """Emit the open (O_PATH) of a mount's destination; returns the slot. A missing destination
+        is created, with missing parents (0755): as a directory (0755) if `directory`, else as an
+        empty file (0644).
 
         An existing directory is opened also without `directory`; the mount then fails with ENOTDIR.
         """
@@ -159,8 +161,9 @@ class Lowering:
         return macros.make_file(self.a, self.container_root(), path)
 
     def ordinary_folder(self, path: str) -> Slot:
-        """Open the directory for procfs or sysfs, made when it is missing. A path with a symlink
-        is refused, so that an image cannot redirect them (CVE-2019-19921, CVE-2023-27561)."""
+        """Emit the open of the directory for procfs or sysfs, which is made if it is missing. A
+        path with a symlink is refused, so that an image cannot redirect them (CVE-2019-19921,
+        CVE-2023-27561)."""
         a, root = self.a, self.container_root()
         opened, missing, wrong = a.label(), a.label(), a.label()
         name = path.lstrip("/")
@@ -181,7 +184,7 @@ class Lowering:
     # ---- mounts
 
     def attach(self, mount: Operand, destination: Operand) -> None:
-        """Attach a detached mount on an open file."""
+        """Emit move_mount(2) of a detached mount to an open file."""
         self.a.sys("move_mount", mount, "", destination, "", ATTACH)
         # The mount may cover a folder that is open here: what is made in it then would be hidden.
         self._folders.clear()
@@ -194,7 +197,7 @@ class Lowering:
         propagation: int = 0,
         recursive: bool = False,
     ) -> None:
-        """Call mount_setattr(2) on a mount's descriptor. If `to_set` has an atime attribute, all
+        """Emit mount_setattr(2) on a mount's descriptor. If `to_set` has an atime attribute, all
         other atime attributes are cleared."""
         # mount_setattr(2): the atime settings are an enumeration, and EINVAL answers a change that
         # does not name the whole field in attr_clr.
@@ -213,13 +216,13 @@ class Lowering:
         attributes: int,
         refused: Label | None = None,
     ) -> Slot:
-        """Create a filesystem as a detached mount; returns the slot of the mount. `refused`: the
-        label to go to on EPERM.
+        """Emit the calls that create a filesystem as a detached mount; returns the slot of the
+        mount. `refused`: the label to go to on EPERM.
 
         If the user namespace does not map the group of a devpts (5, `tty`), the devpts is mounted
         without the option `gid`, and its terminals have the group of their opener. The kernel
-        refuses an unmapped group with EINVAL: when the option is set or, in older versions, when
-        the filesystem is created. The program continues after either error.
+        refuses an unmapped group with EINVAL when the option is set. Older kernels do so when the
+        filesystem is created. The program continues after either error.
         """
         a = self.a
         context = self.a.slot(4)
@@ -261,9 +264,9 @@ class Lowering:
         refusal: int,
         rules: dict[int, Label],
     ) -> None:
-        """Append fsopen(2) of a filesystem of type `kind`, and fsconfig(2) of its source and
-        options. `rules`: errno of fsopen -> label. `refusal`: the errno to ignore for the option
-        `gid`, which the kernel may refuse for an unmapped group; 0 for none."""
+        """Emit fsopen(2) of a filesystem of type `kind`, and fsconfig(2) of its source and options.
+        `rules`: errno of fsopen -> label. `refusal`: the errno to ignore for the option `gid`,
+        which the kernel may refuse for an unmapped group; 0 for none."""
         a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)
         if source:
@@ -276,13 +279,14 @@ class Lowering:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
 
     def new_mask(self) -> Slot:
-        """Create a detached, empty, read-only tmpfs, with which folders are masked; returns the
-        slot of the mount."""
+        """Emit the calls that create a detached, empty, read-only tmpfs, with which folders are
+        masked; returns the slot of the mount."""
         return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Put into `store` a detached tmpfs that hides a directory: a clone of the mask, or a new
-        tmpfs where the kernel cannot clone detached mounts (Linux before 6.15)."""
+        """Emit the call that puts into `store` a detached tmpfs which hides a directory: a clone of
+        the mask, or a new tmpfs where the kernel cannot clone detached mounts (Linux before
+        6.15)."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:

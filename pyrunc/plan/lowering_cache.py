@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 # Operations that depend on nothing but themselves and the root's number: each is a fragment by
 # itself or with its neighbours.
-# DropBounding alone is up to 41 calls, one per capability: prctl(2) has none for a set.
 ALONE = frozenset((m.Prepare, m.SetOomScore, m.MountFs))
 # Neighbours share descriptors of folders and the mask's tmpfs, which a fragment must not take from
 # another. Limits and identity are mostly the same for all containers.
+# DropBounding alone is up to 41 calls, one per capability: prctl(2) has none for a set.
 TOGETHER = {
     m.MakeDevice: 1,
     m.Symlink: 1,
@@ -62,12 +62,14 @@ class PlanLine(Line):
 
 
 class Fragment(Value):
-    """The code of consecutive operations of a plan.
+    """The code of consecutive operations of a plan. One operation of the plan becomes several
+    operations of the program.
 
-    One operation of the plan becomes several operations of the program. For each operation of the
-    program, `packed` has its bytes, `calls` its system call's name, and `places` the index, within
-    the fragment, of the plan's operation. `notes`: index of an operation of the program -> text and
-    mark of its failure. `data_bytes`: size of the shared data block when the fragment was made.
+    - `packed`: the bytes of each operation of the program
+    - `calls`: the system call's name of each operation of the program
+    - `places`: for each operation of the program, the index of the plan's operation in the fragment
+    - `notes`: index of an operation of the program -> text and mark of its failure
+    - `data_bytes`: size of the shared data block when the fragment was made
     """
 
     packed: list[bytes]
@@ -153,8 +155,8 @@ class LoweringCache:
         self, a: PlanAssembler, lower: Callable[..., None], arguments: tuple[Hashable, ...]
     ) -> bool:
         """Append the cached operations of `lower(lowering, *arguments)` to `a`, whose data begins
-        with a copy of the block. Returns False, and appends nothing, if they are not cached. The
-        second call with the same arguments caches them for later copies, unless the cache is
+        with a copy of the shared block. Returns False, and appends nothing, if they are not cached.
+        The second call with the same arguments caches them for later copies, unless the cache is
         full."""
         key = lower, arguments
         fragment = self._fragments.get(key)

@@ -2,11 +2,13 @@
 has both in the order of events.
 
 A plan is a tuple of operations. The parent's steps belong to the operation at which the process
-waits for its parent (`Sync`, and a `LoadFilter` with a listener); they are carried out in order
-before the process goes on. `show` has a text for each class, `lower` the system calls of each
-operation, and `launch.steps` the code of each step; a test checks that none is missing. Descriptors
-appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`); the launching process opens them.
-Paths of the container are absolute and are resolved beneath its root when the operation runs.
+waits for its parent: `Sync`, or a `LoadFilter` with a listener. The parent carries them out in
+order before the process goes on. `show` has a text for each class, `lower` the system calls of each
+operation, and `launch.steps` the code of each step; a test checks that none is missing.
+
+Descriptors appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`); the launching process
+opens them. Paths of the container are absolute and are resolved beneath its root when the operation
+runs.
 """
 
 from __future__ import annotations
@@ -127,7 +129,7 @@ class SetOomScore(Op):
 
 
 class SetExecLabel(Op):
-    """Set the LSM label of the next execve; `module` is apparmor or selinux."""
+    """Set the LSM label of the next execve; `module` is `apparmor` or `selinux`."""
 
     module: str
     label: str
@@ -205,9 +207,9 @@ class SetPropagation(Op):
 
 
 class AttachRoot(Op):
-    """Attach the detached root mount in the container's mount namespace at `place`: on top of `/`
-    or, if there are createContainer hooks, on a folder in which the hooks find the root.
-    `propagation`: MS_* flags for the mount."""
+    """Attach the detached root mount in the container's mount namespace at `place`. That is `/` or,
+    if there are createContainer hooks, a folder in which the hooks find the root. `propagation`:
+    MS_* flags for the mount."""
 
     propagation: int
     place: str = "/"
@@ -252,9 +254,11 @@ LINK_CAME = "there was no link in the path when it was looked up"
 
 
 class MountTree(Op):
-    """Attach a detached clone of a host mount (a bind) at `destination`. `set` and `clear` are
-    MOUNT_ATTR_* for this mount, `recursive_set` and `recursive_clear` also for the mounts below it.
-    `propagation`: MS_* flags.
+    """Attach a detached clone of a host mount (a bind) at `destination`.
+
+    - `set`, `clear`: MOUNT_ATTR_* for this mount
+    - `recursive_set`, `recursive_clear`: MOUNT_ATTR_* for this mount and the mounts below it
+    - `propagation`: MS_* flags
 
     The runtime makes the clone and passes it as `descriptor`. If `descriptor` is empty, the
     container's process clones `source` in its copy of the runtime's mounts, with the mounts below
@@ -399,7 +403,7 @@ class SetSysctl(Op):
 
 
 class ReadonlyPath(Op):
-    """Bind the path on itself, read-only; a missing one is skipped."""
+    """Bind the path on itself, read-only; a missing path is skipped."""
 
     path: str
 
@@ -484,7 +488,7 @@ class ForbidNewPrivileges(Op):
 
 
 class TryFolder(Op):
-    """Change the working directory with root's rights, before a filter can forbid it; when that is
+    """Change the working directory with root's rights, before a filter can forbid it. If that is
     not permitted, `EnterFolder` tries again as the user.
 
     The directory must be below the root (CVE-2024-21626).
@@ -513,7 +517,7 @@ class LoadFilter(Op):
 
 
 class CheckProgram(Op):
-    """Check that there is a program to execute, while errors still reach the caller of create."""
+    """Check that the command to execute exists, while errors still reach the caller of create."""
 
     args: tuple[str, ...]
     env: tuple[str, ...]
@@ -524,8 +528,8 @@ class Ready(Op):
 
 
 class EndBySignals(Op):
-    """Let these signals end the process until execve, although it is the first of its pid
-    namespace, for which the kernel drops them."""
+    """Make these signals end the process until execve. Otherwise the kernel would drop them,
+    because the process is the first of its pid namespace."""
 
     numbers: tuple[int, ...]
 
@@ -538,16 +542,16 @@ class AwaitStart(Op):
 
 
 class RefuseStart(Op):
-    """Report to `start` that there is no program, and exit."""
+    """Report to `start` that there is no command to execute, and exit."""
 
 
 class RunHook(Op):
     """Run a startContainer hook in a child process. A hook that fails ends the container's process.
-    The failure is reported to `start` or, in a plan without `start`, to the parent, with the
-    beginning of the hook's stderr.
+    The failure, with the beginning of the hook's stderr, is reported to `start` or, in a plan
+    without `start`, to the parent.
 
-    `descriptor`, `errors`: names of the descriptors of the files that become the hook's stdin (the
-    container's state) and stderr.
+    `descriptor`: name of the descriptor that becomes the hook's stdin, with the container's state.
+    `errors`: name of the descriptor that becomes its stderr.
     """
 
     index: int
@@ -560,8 +564,8 @@ class RunHook(Op):
 
 
 class Execute(Op):
-    """Close everything but stdio and the next `preserve` descriptors, and execute the program,
-    looked up in PATH of `env`."""
+    """Close all descriptors but stdio and the next `preserve` ones, then execute the command
+    `args[0]`, which is looked up in PATH of `env`."""
 
     args: tuple[str, ...]
     env: tuple[str, ...]
@@ -569,7 +573,7 @@ class Execute(Op):
 
 
 class ExecuteDescriptor(Op):
-    """Execute the program behind a descriptor (the pod's pause process)."""
+    """Execute the file behind a descriptor (the pod's pause process)."""
 
     descriptor: str
     args: tuple[str, ...]
@@ -587,12 +591,15 @@ _WITH_STEPS = (Sync, LoadFilter)
 class HostFacts(Value):
     """Facts about the machine and the runtime's own process on which a plan depends.
 
-    `capabilities`: bit mask of those that the runtime can pass on to a process. `oom_score_adj`:
-    the runtime's own, which is the minimum for its children unless `lowers_oom_score`.
-    `clones_detached`: open_tree(2) can clone a detached mount. `pinned`: the runtime's CPU affinity
-    excludes some CPUs. `in_user_namespace`: the runtime is not in the initial user namespace.
-    `setgroups`: the runtime's user namespace permits setgroups(2). `cgroup_root`: the mount point
-    of the cgroup v2 tree. `cgroup_options`: the tree's superblock options, such as `nsdelegate`.
+    - `capabilities`: bit mask of those that the runtime can pass on to a process
+    - `oom_score_adj`: the runtime's own, which is the minimum for its children unless
+      `lowers_oom_score`
+    - `clones_detached`: open_tree(2) can clone a detached mount
+    - `pinned`: the runtime's CPU affinity excludes some CPUs
+    - `in_user_namespace`: the runtime is not in the initial user namespace
+    - `setgroups`: the runtime's user namespace permits setgroups(2)
+    - `cgroup_root`: the mount point of the cgroup v2 tree
+    - `cgroup_options`: the tree's superblock options, such as `nsdelegate`
     """
 
     capabilities: int
@@ -620,16 +627,19 @@ class HostFacts(Value):
 class RootfsFacts(Value):
     """Facts about the files of one container on which its plan depends.
 
-    The keys of `directories`, `sources`, `destinations` and `modes` are indices of `spec.mounts`.
-    `directories`: whether a mount's source is a directory. `sources`: absolute paths of the binds
-    that the container's process clones itself; the other binds come as descriptors. `destinations`:
-    real paths of destinations that are links to missing files. `modes`: the modes of directories
-    that a tmpfs covers.
+    By index of `spec.mounts`:
+    - `directories`: whether the mount's source is a directory
+    - `sources`: absolute paths of the binds that the container's process clones itself; the other
+      binds come as descriptors
+    - `destinations`: real paths of destinations that are links to missing files
+    - `modes`: the modes of directories that a tmpfs covers
 
-    `home`: home directory of the process's user, for an environment without HOME. `null_stdio`:
-    which of 0, 1, 2 `ReopenNull` replaces by the container's /dev/null. `devices`: path -> name of
-    the descriptor of a device file that was made outside. `instances`: the paths `hide` of
-    `CoverRoot`, empty if the container's root is not mounted over `/`.
+    Others:
+    - `home`: home directory of the process's user, for an environment without HOME
+    - `null_stdio`: which of 0, 1, 2 `ReopenNull` replaces by the container's /dev/null
+    - `devices`: path -> name of the descriptor of a device file that was made outside
+    - `instances`: the paths `hide` of `CoverRoot`, which mounts the container's root over `/`;
+      empty for a start without `CoverRoot`
     """
 
     directories: Mapping[int, bool] = {}
@@ -643,8 +653,8 @@ class RootfsFacts(Value):
 
 
 class Plan(Value):
-    """`ops` in order, and `warnings` (a line each) about parts of the configuration that are
-    left out."""
+    """`ops`: the operations in order. `warnings`: a line for each setting of the configuration that
+    is left out."""
 
     ops: tuple[Op, ...]
     warnings: tuple[str, ...] = ()

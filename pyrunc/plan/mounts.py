@@ -153,9 +153,9 @@ def _options(mount: Mount) -> MountOptions:
 def operations(
     mount: Mount, index: int, linux: Linux, host: HostFacts, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
-    """Return the operations for `mounts[index]` of the configuration: one for the mount, and for
-    an mqueue a second one that sets the SELinux label, which mqueue does not take as a mount
-    option. Appends to `warnings`. Raises InvalidSpec."""
+    """Return the operations for `mounts[index]` of the configuration. There is one for the mount. A
+    second one sets the SELinux label of an mqueue, which takes no label as a mount option. Appends
+    to `warnings`. Raises InvalidSpec."""
     options = _options(mount)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
@@ -193,7 +193,7 @@ def finishing(mount: Mount) -> Op | None:
 
 
 def normal(path: str) -> str:
-    """Return the path as absolute, without empty, `.` and `..` parts; a `..` at the root is
+    """Return the path as absolute, without empty, `.` and `..` components; a `..` at the root is
     ignored."""
     parts: list[str] = []
     for part in path.split("/"):

@@ -20,8 +20,8 @@ def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
     """Plan a `Join` for each namespace with a path. Returns the joins before the clone, the user
     namespace last, and those after the clone.
 
-    The cgroup namespace is joined after the clone: from inside it, the process could not be cloned
-    into a cgroup outside of it, if the tree is mounted with nsdelegate, as by systemd
+    The cgroup namespace is joined after the clone. If the tree is mounted with nsdelegate, as by
+    systemd, a process inside the cgroup namespace cannot be cloned into a cgroup outside of it
     (cgroup-v2.rst, "Delegation"). With a new user namespace the cgroup namespace is joined before
     the clone, because root of the new user namespace may not join it.
     """

@@ -2,7 +2,7 @@
 
 | point | the process | its parent |
 |---|---|---|
-| cloned | is in its namespaces and cgroup, with hardly any rights | id maps, record, state for |
+| cloned | is in its namespaces and cgroup, with hardly any rights | id maps, state.json, stdin of |
 |  |  | startContainer hooks, cgroup's owner, RDT, links |
 | mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the |
 |  |  | runtime's namespaces |
@@ -12,8 +12,8 @@
 | listener | has loaded its filter | sends the filter's listener away |
 
 The order of the steps at `cloned`: the id maps come first, because no process can act in a user
-namespace without them. The record comes next, so that `delete` finds the process of a create that
-was killed. The steps that can fail come last.
+namespace without them. The write of state.json comes next, so that `delete` finds the process of a
+create that was killed. The steps that can fail come last.
 """
 
 from __future__ import annotations
@@ -39,9 +39,10 @@ last hook."""
 class ParentOptions(Value):
     """The parent's tasks beyond the configuration.
 
-    `record`: the container has a state on disk. `cgroup_owner`: the host's uid that gets the
-    cgroup, or None. `hook_folder`: where createContainer hooks find the root. `attached`: the
-    runtime stays and copies the process's terminal to its own.
+    - `record`: the container has a state.json, into which the process is written
+    - `cgroup_owner`: the host's uid that gets the cgroup, or None
+    - `hook_folder`: where createContainer hooks find the root
+    - `attached`: the runtime stays and copies the process's terminal to its own
     """
 
     record: bool = False
@@ -55,8 +56,8 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
     have no steps."""
     linux, hooks = spec.linux, spec.hooks
     cloned: list[ParentStep] = [*_id_maps(linux)]
-    # As early as possible: from its clone on, a kill of the runtime leaves a process that only this
-    # record names.
+    # As early as possible: from its clone on, a kill of the runtime leaves a process that only
+    # state.json names.
     if parent.record:
         cloned.append(model.RecordProcess())
     if hooks.start_container:

@@ -10,9 +10,11 @@ cannot go wrong by itself.
 
 The proof: every jump goes forward and lands inside the program, and a slot is loaded only where all
 paths have stored into it. Because all jumps go forward, this is checked while operations are
-appended: appending a wrong one raises InvalidArgument. At run time, a program continues after a
-failed system call at the label that the call has for the errno (`skip` in the example). An errno
-without a label ends the program with a failure that names the operation and the errno.
+appended: appending a wrong one raises InvalidArgument.
+
+When a system call fails at run time, the program goes on at the label for the errno (`skip` in the
+example). An errno without a label ends the program with a failure that names the operation and the
+errno.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 _WORD = (1 << 64) - 1
 _LOADS = {1: LOAD_1, 4: LOAD_4, 8: LOAD_8}
 _PADDING = [(0,) * n for n in range(7)]
-# A record of fixed size keeps the launcher's interpreter free of any parsing: it indexes an array.
+# Operations have a fixed size, so the launcher's interpreter parses nothing: it indexes an array.
 _RULES_AT_MOST = 3
 _NOWHERE = -1
 """What is stored in slots where no path leads: everything, so that it is neutral when paths
@@ -105,9 +107,10 @@ class _Jump:
 class Assembler:
     """Collects operations and data for one architecture (`uname -m` name; default: this machine's).
 
-    Operations are appended in the order of the calls. Two slots have a value when the program runs:
-    `sync`, the descriptor number of the synchronisation socket, and `handler`, the address of a
-    signal handler that ends the process with 128 + the signal's number.
+    Operations are appended in the order of the calls. Two slots have a value from the beginning:
+    - `sync`: the descriptor number of the synchronisation socket
+    - `handler`: the address of a signal handler that ends the process with 128 + the signal's
+      number
     """
 
     def __init__(self, arch: str = "") -> None:
@@ -136,8 +139,8 @@ class Assembler:
     # ---- data
 
     def data(self, content: bytes | int, align: int = 8) -> Address:
-        """Append a block to the data and return its address. `content`: the block's bytes, or how
-        many zero bytes it has. The program may write into it."""
+        """Append a block to the data and return its address. The program may write into the block.
+        `content`: the block's bytes, or how many zero bytes it has."""
         data = self._data
         if pad := -len(data) % align:
             data += bytes(pad)
@@ -154,13 +157,13 @@ class Assembler:
         return address
 
     def string(self, text: str | bytes) -> Address:
-        """Return a NUL-terminated string; equal strings share one place, so the program must not
-        write into it."""
+        """Return the address of a NUL-terminated string. Equal strings have the same address, so
+        the program must not write there."""
         return Address(self._string(text))
 
     def pointers(self, items: Sequence[bytes | str | Address]) -> Address:
-        """Return an array of pointers that ends in NULL: argv, envp. Items that are text become
-        strings."""
+        """Return the address of an array of pointers that ends in NULL: argv, envp. Items that are
+        text become strings."""
         places = [i.offset if isinstance(i, Address) else self._string(i) for i in items]
         table = self.data(pack(f"<{len(places) + 1}Q", *places, 0))
         self._relocations.extend(range(table.offset, table.offset + 8 * len(places), 8))
@@ -177,8 +180,8 @@ class Assembler:
         self._relocations.append(place.offset)
 
     def slot(self, width: int = 8, initial: int | None = None) -> Slot:
-        """Return a variable of `width` 1, 4 or 8 bytes. Without `initial` it must be stored into
-        before it is loaded.
+        """Return a variable of `width` 1, 4 or 8 bytes. Without `initial`, an operation must store
+        into it before another loads it.
 
         Use width 4 for what a call returns as int (descriptors, pids), 8 otherwise; a load of 1
         byte is unsigned.
@@ -214,11 +217,15 @@ class Assembler:
         """Append a system call by its kernel name, such as `openat2`. str and bytes arguments
         become strings in the data.
 
-        `store`: the slot for the result, on failure the negative errno. `ok`: the label to go to
-        after success. `skip`: errno -> label to go to, at most three, or two with `skip_any`.
-        `skip_any`: the label for all other errnos. `retry=(errno, times)`: repeat the call at this
-        errno, at most so many times; `ok`, `skip` and `skip_any` apply to the last result. An errno
-        without a label ends the program, with a FAILURE message that has the operation's index.
+        - `store`: the slot for the result, on failure the negative errno
+        - `ok`: the label to go to after success
+        - `skip`: errno -> label to go to, at most three, or two with `skip_any`
+        - `skip_any`: the label for all other errnos
+        - `retry`: (errno, times): repeat the call at this errno, at most so many times; `ok`,
+          `skip` and `skip_any` apply to the last result
+
+        An errno without a label ends the program, with a FAILURE message that has the operation's
+        index.
         """
         number = self._syscalls.get(name)
         if number is None:
@@ -264,14 +271,16 @@ class Assembler:
         true: Label = NEXT,
         false: Label = NEXT,
     ) -> None:
-        """Go to the label `true` if `value & mask` is eq, ne, lt or ge (`relation`) `constant`,
-        else to the label `false`. Numbers are signed and have 64 bits."""
+        """Append a comparison: the program goes to the label `true` if `value & mask` is eq, ne, lt
+        or ge (`relation`) `constant`, else to the label `false`. Numbers are signed and have 64
+        bits."""
         kinds, words = self._arguments((value, mask, constant), "compare")
         before = (CMP, 0, RELATIONS[relation], 0, 0, 0, 0, 0, 0, kinds)
         self._append_jump(before, true, (false,), 0, words, "")
 
     def set(self, slot: Slot, value: Operand | Address) -> None:
-        """Store `value` in `slot`: a number, an address or another slot's content."""
+        """Append the store of `value` into `slot`: a number, an address or another slot's
+        content."""
         kinds, words = self._arguments((value,), "set")
         self._stored |= slot.bit
         self._append(
@@ -279,8 +288,8 @@ class Assembler:
         )
 
     def send(self, tag: int, value: Operand = 0, extra: Operand = 0) -> None:
-        """Send a message to the parent: a `tag` of `program.model` and two numbers, whose meaning
-        depends on the tag. The program ends when the parent is gone."""
+        """Append a message to the parent: a `tag` of `program.model` and two numbers, whose meaning
+        depends on the tag. At run time, the program ends if the parent is gone."""
         if not 0 < tag < FIRST_RESERVED:
             raise InvalidArgument(f"message tag {tag} is reserved")
         if tag == PID and self._pid_op is None:
@@ -289,18 +298,19 @@ class Assembler:
         self._append(_pack(SEND, 0, 0, tag, 0, 0, 0, 0, 0, kinds, 0, 0, 0, 0, 0, *words), "")
 
     def wait(self) -> None:
-        """Wait for `RunningProgram.release`. The program ends when the parent is gone."""
+        """Append a wait for `RunningProgram.release`. At run time, the program ends if the parent
+        is gone."""
         self._append(_pack(WAIT, *[0] * 14, *_PADDING[6]), "")
 
     def fail(self, errno: Operand, note: str = "", *, mark: str = "") -> None:
-        """End the program with a failure; `note` explains it to a person, `mark` identifies it
-        for the caller."""
+        """Append the end of the program with a failure; `note` explains it to a person, `mark`
+        identifies it for the caller."""
         if note or mark:
             self._notes[len(self._packed)] = (note, mark)
         self._append_end(FAIL, errno)
 
     def exit(self, code: Operand) -> None:
-        """End the process with this exit code, without a message to the parent."""
+        """Append the end of the process with this exit code, without a message to the parent."""
         self._append_end(EXIT, code)
 
     # ---- order
@@ -319,7 +329,7 @@ class Assembler:
         self._stored &= self._stored_at.get(label, _NOWHERE)
 
     def goto(self, label: Label) -> None:
-        """Continue at the label, which comes later."""
+        """Append a jump to the label, which is placed later."""
         self.compare(0, "eq", 0, true=label, false=label)
 
     def at(self, line: Line) -> None:
@@ -408,8 +418,9 @@ class Assembler:
         """Append an operation that jumps to `true` or to one of the labels `rules`. `before`,
         `words` and `times`: the operation's other fields; `call`: its system call's name.
 
-        Records for each label which slots are stored on every path to the label. If no label is
-        NEXT, the following operation can only be reached by a jump to a label."""
+        Notes for each label which slots are stored on every path to the label. If no label is NEXT,
+        the following operation can only be reached by a jump to a label.
+        """
         index, stored = len(self._packed), self._stored
         jumps = reached = False
         for label in (true, *rules):

@@ -12,9 +12,10 @@ offset of the data, size of the data, 8 bytes of zero. An operation is 96 bytes:
     1..6
 
 A rule is an errno and the number of operations to skip after a failure with it. A relocation is the
-u32 offset of a word of the data that holds an offset into the data and becomes a pointer when the
-program is loaded. The launcher writes into the first eight bytes of the data: four are the number
-of the synchronisation socket, four the address of its signal handler, which ends the process.
+u32 offset of a word of the data. This word holds an offset into the data, which becomes a pointer
+when the program is loaded. The launcher writes into the first eight bytes of the data: four are the
+number of the synchronisation socket, four the address of its signal handler, which ends the
+process.
 """
 
 from __future__ import annotations

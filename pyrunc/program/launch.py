@@ -6,11 +6,11 @@
     running.close()          # `receive` returned None: execve or exit has closed the socket
 
 In the launcher, `stdio` are the descriptors 0, 1, 2, and the keys of `fds` are the numbers of the
-others. The synchronisation socket has the first number above all of these, the program the next.
-The launcher starts with no signal blocked, and ignores only 32 and 33, which glibc's posix_spawn
-always ignores (`macros.prologue` resets them). The program makes the launcher non-dumpable. The
-launcher's executable is a sealed memfd, so no write through /proc/PID/exe reaches a file
-(CVE-2019-5736).
+others. The synchronisation socket has the first number above all of these, the memfd with the
+program the next. The launcher starts with no signal blocked, and ignores only 32 and 33, which
+glibc's posix_spawn always ignores (`macros.prologue` resets them). The program makes the launcher
+non-dumpable. The launcher's executable is a sealed memfd, so no write through /proc/PID/exe reaches
+a file (CVE-2019-5736).
 """
 
 from __future__ import annotations
@@ -50,8 +50,13 @@ _executable: tuple[int, int, int] | None = None  # number, device, inode
 
 
 class LauncherMessage(Value):
-    """A message of the program: `tag` (PID, READY, …), the index of the operation that sent it, the
-    two numbers of `Assembler.send`, and descriptors, which the receiver closes."""
+    """A message that the program has sent.
+
+    - `tag`: PID, READY, …
+    - `op_index`: the index of the operation that sent it
+    - `value`, `extra`: the two numbers of `Assembler.send`
+    - `fds`: descriptors, which the receiver closes
+    """
 
     tag: int
     op_index: int
@@ -61,8 +66,8 @@ class LauncherMessage(Value):
 
 
 class RunningProgram:
-    """A launched program. Its owner must reap the launcher, by `close`, and the processes that the
-    program has cloned."""
+    """A program that was launched. Its owner must call `close`, which reaps the launcher, and reap
+    the processes that the program has cloned."""
 
     def __init__(self, program: Program, launcher_pid: int, socket: _Socket) -> None:
         self.program, self.launcher_pid = program, launcher_pid
@@ -83,13 +88,14 @@ class RunningProgram:
         return bool(self._early) and self._pid_seen
 
     def receive(self, timeout_s: float | None = None) -> LauncherMessage | None:
-        """Return the next message; None when no process has the program's socket open any more,
-        after its exit or execve.
+        """Return the next message; None when every process with the program's socket has closed it,
+        by exit or execve.
 
         The launcher's message PID comes before all messages of the cloned process, even if it was
-        sent later. So the caller knows which pid to reap when the cloned process fails. Raises
-        OperationFailed for a failed operation, Error when the launcher refused the program or died,
-        DeadlineExceeded after `timeout_s`.
+        sent later. So the caller knows which pid to reap when the cloned process fails.
+
+        Raises OperationFailed for a failed operation, Error when the launcher refused the program
+        or died, DeadlineExceeded after `timeout_s`.
         """
         while self._socket is not None:
             early = self._early.pop(0) if self._early and self._pid_seen else None
@@ -145,8 +151,8 @@ class RunningProgram:
             pass
 
     def reap_launcher(self) -> int:
-        """Wait for the launcher's end and return its wait status. Call it after PID or after the
-        program's end, because before it would block."""
+        """Wait for the launcher's end and return its wait status. Blocks as long as the launcher
+        runs: until it has sent PID, or the program has ended."""
         if self.launcher_status is None:
             # By pid, never -1: the caller has other children, such as the cloned process itself.
             self.launcher_status = os.waitpid(self.launcher_pid, 0)[1]
@@ -154,8 +160,8 @@ class RunningProgram:
 
     def close(self) -> None:
         """Close our end of the socket, which ends a program that waits, and reap the launcher.
-        Blocks until the launcher ends. If the program clones no process, the launcher becomes the
-        user's command by its execve: do not call this while that command runs."""
+        Blocks until the launcher ends. If the program clones no process, the launcher itself
+        executes the user's command, so `close` blocks until that command ends."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -240,15 +246,16 @@ def launch(
     stdio: Sequence[int] = (0, 1, 2),
     fds: Mapping[int, int] | None = None,
 ) -> RunningProgram:
-    """Spawn the launcher with this program. `stdio`: our three descriptors that become its stdio;
-    `fds`: the launcher's descriptor number -> ours, for all others.
+    """Spawn the launcher with this program. `stdio`: our three descriptors that become the
+    launcher's stdio. `fds`: a descriptor's number in the launcher -> our descriptor, for all
+    others.
 
     The caller keeps its descriptors; the launcher has copies. The launcher's own environment is
     empty. Raises KernelError with the call, never OSError.
     """
     numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(numbers) + 1
-    # Records keep messages of two senders apart: for a moment the launcher and its child write to
+    # Packets keep messages of two senders apart: for a moment the launcher and its child write to
     # one socket.
     ours, theirs = _socketpair(AF_UNIX, SOCK_SEQPACKET, 0)
     opened: list[int] = []
@@ -310,7 +317,7 @@ def executable(lowest: int = 0) -> int:
                 return number
         except OSError:
             pass
-    # Once per process, for a program of 2 KB. runc protects itself by a copy of its executable for
+    # Once per process, for an executable of 2 KB. runc protects itself by a copy of its own for
     # each start, which takes some 9 ms (runc PR 4448).
     number = open_program(LAUNCHER)
     if number < lowest:
@@ -322,8 +329,8 @@ def executable(lowest: int = 0) -> int:
 
 
 def open_program(path: str) -> int:
-    """Open one of our programs for execution, as a sealed memfd; where memfds cannot be executed,
-    as a detached read-only mount of its file. Raises KernelError, OSError."""
+    """Open one of our executables, such as the launcher, as a sealed memfd. Where memfds cannot be
+    executed, the result is a detached read-only mount of the file. Raises KernelError, OSError."""
     try:
         name = f"pyrunc:{os.path.basename(path)}"
         return _fd.open_sealed_executable(name, _fd.read_file(path))

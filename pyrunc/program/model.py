@@ -1,4 +1,5 @@
-"""Parts of a program: places in its data, labels, and the finished, proved program.
+"""The elements of a program: addresses in its data, variables, labels; and the finished, proved
+program.
 
 A program is a list of operations and one block of data. Nothing in it is a string to be parsed: an
 argument is a number, an address in the data, or the content of a slot. The launcher
@@ -28,7 +29,7 @@ FIRST_RESERVED, REFUSED, FAILURE = 0xFFFFFFF0, 0xFFFFFFFE, 0xFFFFFFFF
 
 
 class Address:
-    """A place in the program's data, passed to a call as a pointer."""
+    """An address in the program's data, passed to a call as a pointer."""
 
     __slots__ = ("offset",)
 
@@ -36,7 +37,7 @@ class Address:
         self.offset = offset
 
     def at(self, offset: int) -> Address:
-        """Return the place `offset` bytes further: a field of a structure."""
+        """Return the address `offset` bytes further: that of a structure's field."""
         return Address(self.offset + offset)
 
 
@@ -51,7 +52,7 @@ class Slot:
 
     @property
     def address(self) -> Address:
-        """The slot's place, for a call that writes into it or reads it through a pointer."""
+        """The slot's address, for a call that writes into it or reads it through a pointer."""
         return Address(self.offset)
 
 
@@ -60,7 +61,7 @@ Argument = int | bytes | str | Address | Slot
 
 
 class Label:
-    """A place in the list of operations, the target of jumps from earlier operations: every jump
+    """A position in the list of operations, the target of jumps from earlier operations: every jump
     goes forward."""
 
     __slots__ = ("index", "name")
@@ -83,13 +84,15 @@ class Line:
 
 
 class Program(Value):
-    """A proved program, which can be run any number of times, because nothing in it depends on
+    """A proved program. It can be run any number of times, because nothing in it depends on
     descriptors or processes.
 
-    `encoded`: the bytes that the launcher maps (`program.encode`). `calls` and `lines` have one
-    item for each operation: the system call's name, and the line of the plan. `notes`: index of an
-    operation -> text and mark of its failure. `pid_op`: index of the operation that sends PID,
-    after which the cloned process runs; None if no operation does.
+    - `encoded`: the bytes that the launcher maps (`program.encode`)
+    - `calls`: for each operation, the system call's name
+    - `lines`: for each operation, the line of the plan
+    - `notes`: index of an operation -> text and mark of its failure
+    - `pid_op`: index of the operation that sends PID, after which the cloned process runs; None if
+      no operation does
     """
 
     encoded: bytes
@@ -99,7 +102,7 @@ class Program(Value):
     pid_op: int | None = None
 
     def open_image(self) -> int:
-        """Open a memfd with the encoded program for the launcher, which the caller closes.
+        """Open a memfd with the encoded program, which the launcher maps. The caller closes it.
         Raises KernelError."""
         from pyrunc.kernel.fd import open_memfd
 
@@ -109,8 +112,8 @@ class Program(Value):
 class LoweredProgram(Value):
     """A plan's program, and what its parent needs to run it.
 
-    `numbers`: the descriptor number at which the program expects each named descriptor. `steps`:
-    for each line of the plan at which the process waits, the steps that the parent takes there.
+    - `numbers`: name of a descriptor -> the number at which the program expects it
+    - `steps`: line of the plan at which the process waits -> the steps that the parent takes there
     """
 
     program: Program
