@@ -1,9 +1,9 @@
-"""Compiles a profile to its BPF program, once: programs are stored in memory and on disk by the
-hash of profile and machine.
+"""Compiles a profile to a filter of BPF instructions, once: filters are stored in memory and on
+disk by the hash of profile and machine.
 
-Compiling goes through libseccomp and takes some milliseconds; loading a stored program takes less
+Compiling goes through libseccomp and takes some milliseconds; loading a stored filter takes less
 than a tenth of one, without the library. The store is a folder that only its owner can write to,
-because its programs decide about every system call.
+because its filters decide about every system call.
 """
 
 from __future__ import annotations
@@ -227,7 +227,7 @@ def _load(store: str, key: bytes) -> bytes | None:
 
 
 def _save(store: str, key: bytes, program: bytes) -> None:
-    """Store a program for the next process; a store that cannot be written only costs time."""
+    """Store a filter for the next process; a store that cannot be written only costs time."""
     if not store:
         return
     try:

@@ -63,8 +63,8 @@ class CompiledProcess:
         return self.launch.cgroup if self.launch else None
 
     def close(self) -> None:
-        """Close the descriptors, and end the placeholder process of a systemd scope: after the
-        launch or in place of it. Does not remove the cgroup."""
+        """Close the descriptors, and end the placeholder process of a systemd scope. Called when
+        the launch is done or is given up. Does not remove the cgroup."""
         if self.cgroup is not None:
             self.cgroup.occupied()
         ipc.close_all(self.fds)

@@ -25,7 +25,7 @@ FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LogFile:
-    """An open log. Without a path it discards all records."""
+    """An open log. Without a path it discards all lines."""
 
     __slots__ = ("_fd", "_on_waiting", "_pending", "_reason", "directory", "dropped_bytes", "path")
 
@@ -52,7 +52,7 @@ class LogFile:
         return bool(self._pending or self.dropped_bytes) and self._fd >= 0
 
     def write(self, records: bytes) -> None:
-        """Append whole records."""
+        """Append whole log lines."""
         if self._fd < 0 or not records:
             return
         if self.waiting and not self.retry():
@@ -63,7 +63,7 @@ class LogFile:
                 self._on_waiting()
 
     def retry(self) -> bool:
-        """Write the waiting records; return whether all are written."""
+        """Write the waiting log lines; return whether all are written."""
         if self._fd < 0:
             return True
         if self._pending:

@@ -114,9 +114,13 @@ class RuntimeCommand:
             return _take_pid(pid_file), listener.take()
 
     def _run(self, command: Sequence[str], stdio: Stdio | None = None) -> None:
-        """Run a command of the other runtime. Raises PeerError, with the last message of the
-        runtime's log, when the command fails; NotFound when it fails because the program is not in
-        the container; KernelError when the runtime cannot be executed."""
+        """Run a command of the other runtime.
+
+        Raises:
+        - PeerError, with the last message of the runtime's log, when the command fails
+        - NotFound when it fails because the file to execute is not in the container
+        - KernelError when the runtime cannot be executed
+        """
         null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         logged = _size(LOG)
         try:

@@ -227,7 +227,7 @@ class ShimPod:
         self._reaper.expect_other(self._pause, self._pause_ended)
 
     def _store_pause(self, pause: PauseProcess) -> None:
-        """Store the pause process in the keeper, for another shim if this one is killed."""
+        """Store the pause process in the keeper, so that another shim can take it over."""
         self._pods.keeper.put(self._pause_name, pause.store)
 
     @property

@@ -1,8 +1,8 @@
 """The pods of a shim, which share its process, event loop and reaper, and the socket by which the
 server assigns pods.
 
-Each pod has its own socket, record and lock in its sandbox's folder. A shim without pods waits for
-the next pod as long as a server is connected; without a server it ends.
+Each pod has its own socket, shim.json and lock in its sandbox's folder. A shim without pods waits
+for the next pod as long as a server is connected; without a server it ends.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def default() -> dict[str, Any]:
 
 
 def default_mounts() -> list[dict[str, Any]]:
-    """Return the mounts that Linux programs expect, as entries of `mounts`."""
+    """Return the mounts that Linux software expects, as entries of `mounts`."""
     quiet = ["nosuid", "noexec", "nodev"]
     return [
         {"destination": "/proc", "type": "proc", "source": "proc"},
