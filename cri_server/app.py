@@ -260,7 +260,8 @@ async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> Non
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:
-    """Write the new shim's pid into a pod's records, after another shim has taken the pod over."""
+    """Update the pod's record and its network's record after another shim has taken the pod
+    over."""
     await services.network.update_path(sandbox.id, sandbox.netns_path)
     if services.paths.sandbox_record(sandbox.id).exists():
         await disk.save_sandbox(services.paths, sandbox)

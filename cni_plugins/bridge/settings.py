@@ -24,8 +24,10 @@ _UNSUPPORTED = ("vlan", "vlanTrunk", "macspoofchk")
 class BridgeSettings:
     """The bridge plugin's options, with the meaning that they have in the reference plugin.
 
-    `mac` is empty if no MAC address was requested; `mtu` 0 means the kernel's default.
-    `background_teardown`: DEL leaves the deletion of the veth to the kernel."""
+    - `mtu`: 0 for the kernel's default.
+    - `mac`: empty if no MAC address was requested.
+    - `background_teardown`: DEL leaves the deletion of the veth to the kernel.
+    """
 
     bridge: str
     is_gateway: bool
@@ -78,7 +80,7 @@ def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
 
 
 def host_link_name(container_id: str, ifname: str) -> str:
-    """Return the name of the veth's host end. DEL derives the same name, so no record is needed."""
+    """Return the name of the veth's host end. DEL computes the same name, so ADD stores none."""
     # 15 characters: IFNAMSIZ is 16 with the final NUL.
     return "veth" + hashlib.sha256(f"{container_id}/{ifname}".encode()).hexdigest()[:11]
 

@@ -1,2 +1,2 @@
-"""The IPAM plugin host-local: assigns addresses from configured ranges and records them as files on
-this host."""
+"""The IPAM plugin host-local: assigns addresses from configured ranges and stores the leases as
+files on this host."""

@@ -1,23 +1,24 @@
-"""Leases: files in the network's folder that record the owner of each address. They change only
+"""Leases: files in the network's folder that name the owner of each address. They change only
 under the folder's lock.
 
 
-    <address>             `container id CR LF interface`, the reference plugin's format: each of
-                          the two plugins can read the other's leases
-    owners/<owner>        JSON {owner, addresses, boot, link, scope}: written before the leases and
-                          removed after them, so that DEL finds every lease after a kill in between
-    leaving/<address>     JSON {boot, link}: the address was released while the pod's veth still
-                          existed; the veth must be gone before the address is reused
+    <address>             a lease: `container id CR LF interface`, in the reference plugin's format
+    owners/<owner>        the addresses of an owner: JSON {owner, addresses, boot, link, scope}
+    leaving/<address>     a released address whose veth still existed: JSON {boot, link}
     last_reserved_ip.<n>  the last address assigned from range set n: the next search starts there
     lock                  flock(2)
 
-`boot` is the kernel's boot id (kernel.random.boot_id), `link` the name of the pod's veth on the
-host, and `scope` the runtime that owns the lease.
+- `boot`: the kernel's boot id (kernel.random.boot_id).
+- `link`: the name of the pod's veth on the host.
+- `scope`: the runtime that owns the lease.
+
+This plugin and the reference plugin can read each other's leases. The file of an owner is written
+before its leases and removed after them, so that DEL finds every lease after a kill in between.
 
 A lease of an earlier boot is void, because its pod is gone. So no file is synced: after a power cut
 all leases of this plugin are void. A crash may leave an empty file in `owners/`. GC then removes
-all leases of the owner whose file it is. A lease of the reference plugin has no boot id and stays
-until it is released.
+all leases of that owner. A lease of the reference plugin has no boot id and stays until it is
+released.
 
 A released address is not assigned while its veth exists. The kernel removes links in the
 background, and the bridge would confuse the two pods.
@@ -55,8 +56,8 @@ _PROBES_BEFORE_LISTING = 32
 _OWNER_NAME_LIMIT = 200
 _LAST_WIDTH = 45
 _LINK_TIMEOUT_S = 1.0
-# A record is checked when its address comes up. The sweep bounds the number of the others, without
-# a look at all of them in each ADD.
+# A file in `leaving/` is checked when its address is about to be assigned. The sweep limits the
+# number of other files, so that ADD need not check them all.
 _SWEEP_EVERY = 16
 """Releasing an address whose number is a multiple of this checks all of `leaving/`."""
 
@@ -70,9 +71,12 @@ class Lease:
 
 
 class OwnerRecord(Record):
-    """The content of `owners/OWNER`. `boot`: the id of the boot in which the addresses were leased;
-    `link`: the veth that must be gone before they are reused; `scope`: the runtime that owns
-    them."""
+    """The content of `owners/OWNER`.
+
+    - `boot`: the id of the boot in which the addresses were leased.
+    - `link`: the veth that must be gone before the addresses are reused.
+    - `scope`: the runtime that owns the leases.
+    """
 
     owner: str
     addresses: Sequence[str]
@@ -147,7 +151,7 @@ class NetworkLeases:
         return addresses
 
     def addresses_of(self, owner: str) -> list[str]:
-        """Return the addresses recorded for `owner`; an empty list if no record of this boot
+        """Return the addresses in the file of `owner`; an empty list if no such file of this boot
         exists."""
         record = self._record(_owner_path(owner), OwnerRecord)
         return [*record.addresses] if record and record.boot == self._boot else []
@@ -162,7 +166,7 @@ class NetworkLeases:
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
         """Release all leases of earlier boots, and the leases of owners for which `valid` returns
-        False. Return the owners whose records were removed.
+        False. Return the owners whose files were removed; the file's name if it was damaged.
 
         With `scope`, keep this boot's leases of other scopes, because several runtimes may share
         a network."""
@@ -192,14 +196,15 @@ class NetworkLeases:
         return losers
 
     def _drop(self, record: OwnerRecord) -> None:
-        """Release the addresses in `record`, except those that another owner has by now."""
+        """Release the addresses in the owner's file `record`, except those that another owner has
+        leased since."""
         for address in record.addresses:
             if self._owner_in(address) == record.owner:
                 self._release_address(address, record.link)
 
     def _drop_damaged(self, path: str) -> None:
-        """Remove all leases of the owner whose record file `path` is damaged. Reads every lease
-        file to find them."""
+        """Remove all leases of the owner with the damaged file `path`. Reads every lease to find
+        them."""
         for address in self._address_files():
             if _owner_path(self._owner_in(address)) == path:
                 self._remove(address)
@@ -214,8 +219,8 @@ class NetworkLeases:
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
-        """Return the addresses of `owner` by reading all lease files. The reference plugin writes
-        no owner record."""
+        """Return the addresses of `owner`, found by reading all leases. This is for leases of the
+        reference plugin, which writes no file in `owners/`."""
         return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
@@ -260,7 +265,7 @@ class NetworkLeases:
         return bool(self.owner_of(name))
 
     def _sweep(self) -> None:
-        """Remove the `leaving` records of addresses whose links are gone."""
+        """Remove the files in `leaving/` whose links are gone."""
         for name in self._names("leaving"):
             self._is_link_gone(name)
 
@@ -290,7 +295,7 @@ class NetworkLeases:
             return None
 
     def _write_last(self, index: int, address: Address) -> None:
-        """Record `address` as the last one assigned from range set number `index`."""
+        """Store `address` as the last one assigned from range set number `index`."""
         # A rename onto an existing file would make ext4 allocate and flush at once, which takes
         # 5 ms (ext4(5), auto_da_alloc).
         os.pwrite(self._last_file(index), str(address).ljust(_LAST_WIDTH).encode() + b"\n", 0)
@@ -335,7 +340,7 @@ class NetworkLeases:
         return os.path.lexists(f"{self._folder}/{name}")
 
     def _record(self, name: str, kind: type[StoredRecord]) -> StoredRecord | None:
-        """Read the record file `name`; None if it is missing or damaged."""
+        """Read the JSON file `name` as a `kind`; return None if it is missing or damaged."""
         try:
             return kind.of(json.loads(self._read(name)))
         except (
@@ -346,9 +351,8 @@ class NetworkLeases:
             return None
 
     def _owner_in(self, name: str) -> str:
-        """Return the owner that the lease file `name` records; empty if the file is missing or
-        damaged. Old leases of the reference plugin have no interface, so the owner is the container
-        id."""
+        """Return the owner in the lease `name`; empty if the file is missing or damaged. In old
+        leases of the reference plugin, which name no interface, the owner is the container id."""
         words = self._read(name).decode("utf-8", "replace").split()
         return "/".join(words) if 0 < len(words) <= 2 else ""
 

@@ -1,4 +1,4 @@
-"""The plugin host-local: assigns each pod one address of each range set, and records the leases on
+"""The plugin host-local: assigns each pod one address of each range set, and stores the leases on
 this host.
 
 The bridge plugin calls `allocate` and `release` directly, because executing host-local would take

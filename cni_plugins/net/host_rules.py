@@ -8,13 +8,13 @@ The rules never change. Pods are elements of maps:
     ports4/6_on    protocol . host address . port    -> pod address . port
     near4/6(_on)   the same keys                     -> jump into a chain that marks clients
 
-The maps `near…` set bit 13 of the packet mark, as the reference plugin portmap does, for packets of
-clients in the pod's subnet and on loopback. Packets with this bit are masqueraded. Without
-masquerade a pod would answer a client in its subnet directly instead of through the host.
+The maps `near…` match packets of clients in the pod's subnet and on loopback, and set bit 13 of
+their packet mark, as the reference plugin portmap does. Packets with this bit are masqueraded.
+Without masquerade a pod would answer a client in its subnet directly instead of through the host.
 
 A subnet's chains are created with its first pod. An element's comment is its owner's tag. If adding
-an element fails with ENOENT, `nft` writes all rules again. So the next pod restores a flushed
-ruleset.
+an element fails with ENOENT, all rules are written again by `nft`. So the next pod restores a
+flushed ruleset.
 """
 
 from __future__ import annotations

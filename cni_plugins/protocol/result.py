@@ -1,12 +1,12 @@
 """A plugin's result: interfaces, addresses, routes and dns, in every version of the specification.
 
-Only these are checked: the version, the lists, and the addresses of the pod's interface. The rest
-is passed on unchanged to later plugins, DEL and CHECK, because plugins store private data in it
-(the AWS VPC CNI writes "mac": "0" and, for a branch interface, its VLAN). A plugin that acts on
+Only the version, the lists, and the addresses of the pod's interface are checked. The rest is
+passed on unchanged to later plugins, DEL and CHECK, because plugins store private data in it. For
+example, the AWS VPC CNI writes "mac": "0", or the VLAN of a branch interface. A plugin that acts on
 routes, gateways and dns parses the result with `strict`.
 
 A parsed result has the form of the newest version. `to_json` converts it to the form of the
-requested version and drops fields which that version lacks. If the result was parsed from the
+requested version, and drops the fields that this version lacks. If the result was parsed from the
 requested form, `to_json` keeps all its fields.
 """
 

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 class Chain(Request):
     """A request to run pyrunc's plugins in the order of `inputs`; answered by an `Answer`.
 
-    Each plugin gets the result of the previous one; the first gets `previous`. `environment`: CNI's
-    variables; `loopback`: set `lo` up before an ADD."""
+    Each plugin gets the result of the previous plugin.
+
+    - `environment`: CNI's variables.
+    - `loopback`: set `lo` up before an ADD.
+    - `previous`: the result that the first plugin gets.
+    """
 
     call = "chain"
     environment: dict[str, str]
@@ -57,9 +61,11 @@ class PluginError(Record):
 class Answer(Record):
     """A worker's answer.
 
-    `result`: after an ADD, the result of the last plugin; `restored`: after a `Restore`, how many
-    elements were missing; `error`: the error of the plugin that failed; `last`: the worker's memory
-    has grown, so the server must send it no further request."""
+    - `result`: after an ADD, the result of the last plugin.
+    - `restored`: after a `Restore`, how many nftables elements were missing.
+    - `error`: the error of the plugin that failed.
+    - `last`: the worker's memory has grown, so the server must send it no further request.
+    """
 
     result: Message | None = None
     restored: int = 0

@@ -1,8 +1,8 @@
 """Saves a container's writable layer: a tar of its files, and a list of removed paths.
 
-A path of the image is in the list if the layer has a whiteout for it, or if an opaque directory of
-the layer hides it and the layer has no file at the path. checkpointctl, podman and CRI-O use the
-same format. The caller freezes the container, so the layer does not change meanwhile.
+A path of the image is in the list if the layer has a whiteout for it. It is also in the list if an
+opaque directory of the layer hides it, and the layer has no file at the path. checkpointctl, podman
+and CRI-O use the same format. The caller freezes the container, so the layer does not change.
 """
 
 from __future__ import annotations
@@ -164,9 +164,9 @@ class _TarWriter:
 
 
 def _attributes(descriptor: int, path: str) -> Iterator[tuple[str, str]]:
-    """Yield the extended attributes of an open file as PAX records, except those of overlayfs.
-    Raises Unsupported for an attribute that a tar cannot store; `path` is the file's name in the
-    error."""
+    """Yield the extended attributes of an open file, except those of overlayfs, as keys and values
+    of a PAX header. Raises Unsupported for an attribute that cannot be saved; `path` names the file
+    in the error."""
     for name in os.listxattr(descriptor):
         if name in POINTERS:
             raise Unsupported(

@@ -6,7 +6,7 @@ CRI-O.
 | checkpoint/ | CRIU's images, and `descriptors.json`: the files behind descriptors 0 to 2 |
 | config.dump | the container, its image and the time (checkpointctl's ContainerConfig) |
 | spec.dump | the container's OCI configuration |
-| status.dump, status | CRI's status, and the same in containerd's form |
+| status.dump, status | the container's status in CRI's form, and in containerd's form |
 | rootfs-diff.tar | the files and directories of the container's writable layer |
 | deleted.files | the paths that the container has removed from its image: a JSON list |
 | bind.mounts | the bind mounts: a JSON list of {source, destination, file_type, permissions} |

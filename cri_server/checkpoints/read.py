@@ -89,9 +89,11 @@ class _Spec(msgspec.Struct):
 class Checkpoint(msgspec.Struct, frozen=True):
     """The properties of a checkpointed container that a restore needs.
 
-    `images`: references of its image, the one with a digest first; `binds`: the destinations of
-    bind mounts; `terminal`: whether it had a terminal; `namespaces`: the namespace types in its OCI
-    configuration."""
+    - `images`: references of the container's image, the one with a digest first.
+    - `binds`: the destinations of bind mounts.
+    - `terminal`: whether the container had a terminal.
+    - `namespaces`: the namespace types in the container's OCI configuration.
+    """
 
     name: str
     images: list[str]
@@ -232,8 +234,8 @@ def fill(arguments: Message, fds: list[int]) -> int:
 
 def finish_layer(folder: str, deleted: Sequence[str]) -> Layer:
     """Complete the writable layer that was unpacked into `folder`: create its device nodes, and
-    whiteouts for the paths `deleted`. Returns the layer's record, which the unpacking has written.
-    Raises InvalidArgument, Error."""
+    whiteouts for the paths `deleted`. Returns the layer as described in its `layer.json`. Raises
+    InvalidArgument, Error."""
     refuse_links(folder)
     layer = Layer.read(folder)
     tree = os.path.join(folder, TREE)

@@ -38,8 +38,8 @@ def changes(before: Config, after: Config) -> list[ConfigChange]:
 
 
 def after_reload(before: Config, after: Config) -> Config:
-    """Return the configuration of a server that has reloaded: `after`, but with the values of
-    `before` for keys that need a restart."""
+    """Return the configuration that a server has after a reload from `before` to `after`. It is
+    `after`, but keys that need a restart keep their values of `before`."""
     values_by_table: dict[str, dict[str, Any]] = {}
     for table, key, reloads in keys():
         if not reloads:

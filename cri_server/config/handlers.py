@@ -1,8 +1,8 @@
 """Runtime handlers: the OCI runtime and the settings for the containers of a RuntimeClass.
 
-The default handler, `pyrunc` or the empty name, is this program's own runtime. Each table
+The default handler, `pyrunc` or the empty name, is the server's own runtime. Each table
 `[runtimes.NAME]` adds a handler. If the table has the key `binary`, the handler is that external
-OCI runtime; otherwise it is pyrunc with other settings.
+OCI runtime; otherwise it is the server's own runtime with other settings.
 """
 
 from __future__ import annotations

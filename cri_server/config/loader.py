@@ -51,10 +51,11 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 def load_with_origins(
     path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
 ) -> LoadedConfig:
-    """Load `path`, its drop-ins and `overrides`, and record which file set each key.
+    """Load `path`, its drop-ins and `overrides`; return the configuration, and which file set each
+    key.
 
-    `also` is called with the result for further checks, such as limits of this machine. If it
-    raises InvalidSpec, `FILE:LINE` is added to the error. Raises InvalidSpec.
+    `also` is called with the configuration for further checks, such as limits of this machine. If
+    it raises InvalidSpec, `FILE:LINE` is added to the error. Raises InvalidSpec.
     """
     files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}

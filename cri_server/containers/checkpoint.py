@@ -102,10 +102,14 @@ def _check_location(location: str) -> None:
 
 
 def require(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Raise WrongState unless the container can be checkpointed: CRIU is installed, pyrunc's own
-    runtime runs the container, the container is running and not paused, and the pod has no user
-    namespace. Also raise WrongState while another checkpoint of the container or its pod is under
-    way."""
+    """Raise WrongState unless the container can be checkpointed now.
+
+    - CRIU is installed.
+    - The server's own runtime runs the container, not an external one.
+    - The container is running and not paused.
+    - The pod has no user namespace.
+    - No other checkpoint of the container or its pod is under way.
+    """
     if not container.running:
         raise WrongState(f"container {container.id} is not running")
     refuse_paused(container)
@@ -165,8 +169,9 @@ def _publish(context: CheckpointContext, target: str, location: str) -> None:
 
 
 def make_work(work: Path, target: str) -> None:
-    """Create a checkpoint's work folder and record the archive's path `target` in it. A work folder
-    that a killed server has left is removed first. Raises ResourceExhausted, KernelError."""
+    """Create a checkpoint's work folder, and write the archive's path `target` into a file in it.
+    A work folder that a killed server has left is removed first. Raises ResourceExhausted,
+    KernelError."""
     with disk_errors("mkdir", str(work)):
         remove_path(work)
         work.mkdir(mode=0o700)

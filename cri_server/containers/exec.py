@@ -71,7 +71,7 @@ class ExecOutput:
 
     @property
     def content(self) -> bytes:
-        """Return the beginning of the output: the part that is in memory."""
+        """Return the beginning of the output, which is in memory."""
         return bytes(self._content)
 
     async def drain(self) -> None:
@@ -90,7 +90,7 @@ class ExecOutput:
             ) from self._error
 
     async def parts(self) -> AsyncGenerator[bytes, None]:
-        """Yield the stored output in pieces. To be called after `close`."""
+        """Yield the stored output in pieces. The caller must have called `close`."""
         if self._content:
             yield bytes(self._content)
         at = len(self._content)
@@ -240,8 +240,8 @@ async def sync(
 ) -> ExecOutcome:
     """Run a command in a container to its end and return the result. `timeout_s` 0: no limit.
 
-    Raises NotFound, WrongState, InvalidArgument (such as a missing program), DeadlineExceeded (the
-    process and its descendants have been killed), KernelError, PeerError.
+    Raises NotFound, WrongState, InvalidArgument (such as a missing executable), DeadlineExceeded
+    (the process and its descendants have been killed), KernelError, PeerError.
     """
     container, pod = require_running(services, reference)
     session = await begin(services, container, pod, command, stdout=True, stderr=True)
@@ -273,11 +273,12 @@ async def begin(
     changes: Mapping[str, Any] | None = None,
     **streams: bool,
 ) -> ExecSession:
-    """Start a command in a container of `pod` and return the session. `changes`: `user`, `cwd` and
-    `env` that override those of the container's OCI process; `streams`: `stdin`, `stdout` and
-    `stderr`, each True if the session has that stream.
+    """Start a command in a container of `pod` and return the session.
 
-    A missing program raises InvalidArgument, because kubelet takes NotFound for a missing
+    - `changes`: `user`, `cwd` and `env` that override those of the container's OCI process.
+    - `streams`: `stdin`, `stdout` and `stderr`, each True if the session has that stream.
+
+    A missing executable raises InvalidArgument, because kubelet takes NotFound for a missing
     container. Raises InvalidArgument, WrongState, KernelError, PeerError.
     """
     pause.refuse_paused(container)

@@ -20,8 +20,8 @@ PREFIX = "ImageVolumeMountFailed"  # kubelet matches this word
 
 async def resolve(services: Services, mounts: list[MountRequest]) -> dict[str, Rootfs]:
     """Set the source of each image volume in `mounts`; return the images by container path. The
-    caller must keep the returned objects until the container's record names the images, because
-    they keep the images' files in use.
+    returned objects keep the images' files in use. The caller must keep them until the container's
+    record names the images.
 
     Raises InvalidArgument, NotFound, with messages that begin with ImageVolumeMountFailed.
     """

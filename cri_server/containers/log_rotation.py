@@ -21,8 +21,12 @@ LEAST_FILES = 2  # the current one and a rotated one
 
 
 class RotationLimits(NamedTuple):
-    """`max_bytes`: a longer file is rotated. `max_files`: the number of files to keep, the current
-    one included. The defaults are kubelet's (containerLogMaxSize, containerLogMaxFiles)."""
+    """The limits of a container's log. The defaults are kubelet's (containerLogMaxSize,
+    containerLogMaxFiles).
+
+    - `max_bytes`: a longer file is rotated.
+    - `max_files`: the number of files to keep, the current one included.
+    """
 
     max_bytes: int = 10 << 20
     max_files: int = 5
@@ -55,8 +59,8 @@ def rotated(path: str) -> list[str]:
 def move(path: str, max_bytes: int) -> str | None:
     """Rename the log at `path` if it is longer than `max_bytes`.
 
-    Return the new name; None if no rotation is due; an empty string if the log is missing but a
-    rotated file exists, because a server was killed during the rotation. Raises OSError.
+    Return the new name, or None if no rotation is due. Return an empty string if the log is missing
+    but a rotated file exists: a server was then killed during the rotation. Raises OSError.
     """
     try:
         log_stat = os.lstat(path)

@@ -100,7 +100,8 @@ async def execute(context: StartContext) -> None:
         await pod.wait_taken_over()
         if container.exit is None:
             container.set_exit(Exit.of_failed_start(error.message))
-        # NotFound means a missing program here, but kubelet would take it for a missing container.
+        # NotFound: the container's command is missing. kubelet would take it for a missing
+        # container.
         if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_path(error):
             raise InvalidArgument(error.message) from None
         raise
@@ -109,9 +110,9 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Return whether a start failed because of the image's files: at the path of the working
-    directory, a mount or a device, the image has a file of the wrong kind, a loop of links, or too
-    long a path."""
+    """Return whether a start failed because of the image's files. At the path of the working
+    directory, a mount or a device, the image then has a file of the wrong kind or a loop of links,
+    or the path is too long."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",

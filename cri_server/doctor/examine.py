@@ -71,7 +71,7 @@ def examine(host: Machine, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iter
 
 
 def log_problems(host: Machine) -> None:
-    """Run the PASSIVE checks, which mount nothing and start no program, and log their problems.
+    """Run the PASSIVE checks, which mount nothing and execute no command, and log their problems.
     Called when the server starts."""
     for result in examine(host, PASSIVE):
         if result.level >= Level.WARNING:

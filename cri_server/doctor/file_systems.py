@@ -130,7 +130,7 @@ def state(host: Machine) -> Iterator[CheckResult]:
 
 
 def programs(host: Machine) -> Iterator[CheckResult]:
-    """Check that the program nft is installed, which the server executes."""
+    """Check that nft, which the server executes, is installed."""
     if host.program("nft"):
         yield fine("nft", "the program nft is installed")
     else:

@@ -49,9 +49,9 @@ def kubelet(host: Machine) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
-    """Return True if kubelet waits for kubeadm: `flags`, those of kubelet's command line, name a
-    bootstrap kubeconfig, and none of the files in the flags config, kubeconfig and
-    bootstrap-kubeconfig exists yet."""
+    """Return True if kubelet waits for kubeadm. Its command line, parsed to `flags`, then has a
+    bootstrap-kubeconfig, and none of the files that the flags config, kubeconfig and
+    bootstrap-kubeconfig name exists yet."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written

@@ -1,5 +1,5 @@
-"""Checks for leftovers: shims, network namespaces and cgroups of pods without a record, mounts
-below the server's directories, damaged records. Also checks whether a server answers."""
+"""Checks for leftovers: shims, network namespaces and cgroups of pods that have no record, mounts
+below the server's directories, and damaged records. Also checks whether a server answers."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _unanswered(path: Path) -> str:
 
 
 def pods(host: Machine) -> Iterator[CheckResult]:
-    """Look for running shims whose pods have no record below the root directory; a starting server
-    ends such pods."""
+    """Look for running pods that have no record below the root directory. A starting server ends
+    such pods."""
     recorded = set(records_in(_paths(host).sandbox_records))
     stray = {name: pid for name, pid in _shims(host).items() if name not in recorded}
     if stray:
@@ -75,7 +75,7 @@ def pods(host: Machine) -> Iterator[CheckResult]:
 
 def mounts(host: Machine) -> Iterator[CheckResult]:
     """Look for mounts below the server's directories. This version makes none there; they come from
-    other programs or earlier versions."""
+    other software or earlier versions."""
     # mountinfo lists resolved paths, and /var/run is a link to /run.
     folders = [os.path.realpath(path) for path in (host.config.root, host.config.state)]
     paths = [
@@ -93,8 +93,8 @@ def mounts(host: Machine) -> Iterator[CheckResult]:
 
 
 def names(host: Machine) -> Iterator[CheckResult]:
-    """Look in `netns_dir` for network namespaces that are named like a sandbox, but whose sandbox
-    has no record, no state folder and no network record."""
+    """Look in `netns_dir` for network namespaces that are named like a sandbox, although no sandbox
+    with that name has a record, a state folder or a network record."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
     recorded = {
         *records_in(paths.sandbox_records),
@@ -118,7 +118,8 @@ def names(host: Machine) -> Iterator[CheckResult]:
 
 
 def groups(host: Machine) -> Iterator[CheckResult]:
-    """Look for cgroups with the name of a container or pod that has no record."""
+    """Look for cgroups that are named like a container or pod, although none with that name has a
+    record or a state folder."""
     top = cgroups.tree(host)
     if not top:
         return
@@ -151,7 +152,7 @@ def groups(host: Machine) -> Iterator[CheckResult]:
 
 
 def records(host: Machine) -> Iterator[CheckResult]:
-    """Look for `*.damaged`: records that the server could not read at its start and therefore
+    """Look for files `*.damaged`: records that the server could not read at its start, and has
     renamed."""
     paths = _paths(host)
     folders = (paths.sandbox_records, paths.container_records)

@@ -1,5 +1,5 @@
 """Checks of the pods' network: CNI configuration and plugins, forwarding, addresses, and firewalls
-of other programs."""
+of other software."""
 
 from __future__ import annotations
 

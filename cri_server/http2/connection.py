@@ -2,9 +2,9 @@
 events and bytes out.
 
 `receive` does not raise for any input of a peer. A stream error resets the stream; a connection
-error is reported as `Failed`, and all later input is ignored. `Http2Limits` bounds the memory and
-work that a peer can cause: header blocks, open streams, and an allowance for each kind of frame
-that costs this side more than the peer.
+error is reported as the event `Failed`, and all later input is ignored. `Http2Limits` limits the
+memory and work that a peer can cause: the size of header blocks, the number of open streams, and
+the number of frames of each kind that costs this side more than the peer.
 """
 
 from __future__ import annotations
@@ -445,7 +445,7 @@ class Http2Connection:
 
     def send_headers(self, stream_id: int, block: bytes, *, end: bool = False) -> None:
         """Send a header block of literals, which must fit into one frame; `end` closes the stream.
-        Call it only while `is_open`."""
+        The stream must be open (`is_open`)."""
         stream = self._streams[stream_id]
         if self._prefix:
             block, self._prefix = self._prefix + block, b""
@@ -456,8 +456,9 @@ class Http2Connection:
                 self._sent_all(stream_id, stream)
 
     def send_data(self, stream_id: int, payload: bytes) -> bool:
-        """Send a part of the body. Return False if the peer's windows made this side queue data;
-        `Drained` follows when all of it has been sent. Call it only while `is_open`."""
+        """Send a piece of the body. Return False if the peer's windows made this side queue data;
+        the event `Drained` follows when all of it has been sent. The stream must be open
+        (`is_open`)."""
         out = self._streams[stream_id].out
         self._controls.refund(REFUND_SENT)
         self._sender.data(out, payload)

@@ -339,9 +339,13 @@ def _only(
     """Return the only one of `matches`. Raises NotFound if there is none, ServerError if there are
     several.
 
-    For the messages: `kind`: `pod` or `container`; `reference`: what the user has written;
-    `titles`: the names of the matches; `unique_names`: the forms of a name that tell them apart,
-    such as `NAMESPACE/NAME`."""
+    The other arguments are for the messages of the errors:
+
+    - `kind`: `pod` or `container`.
+    - `reference`: what the user has written.
+    - `titles`: the names of the matches.
+    - `unique_names`: a form of the name that is unique, such as `NAMESPACE/NAME`.
+    """
     if not matches:
         raise NotFound(f"no such {kind}: {reference!r}")
     if len(matches) > 1:

@@ -36,7 +36,7 @@ from pyrunc.errors import AlreadyExists, WrongState, kernel_errors
 @click.pass_obj
 def checkpoint(address: str, name: str, export: Path | None, timeout: int) -> None:
     """Write the processes and files of a running container to an archive. The container is frozen
-    meanwhile and then runs on. The server needs the program criu.
+    meanwhile and then runs on. The server's machine must have criu installed.
 
     The containers of a pod are frozen at the same moment, and their archives are written into one
     new folder.

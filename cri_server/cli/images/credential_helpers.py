@@ -1,11 +1,12 @@
-"""Runs programs that provide registry logins: kubelet's credential providers, and docker's
+"""Runs executables that provide registry logins: kubelet's credential providers, and docker's
 credential helpers.
 
-A provider is the program FOLDER/bin/NAME. A file in FOLDER configures it, in kubelet's format
-(CredentialProviderConfig, kubelet.config.k8s.io/v1). It reads a CredentialProviderRequest and
-writes a CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1).
+A provider is the executable FOLDER/bin/NAME. A file in FOLDER configures the provider, in kubelet's
+format (CredentialProviderConfig, kubelet.config.k8s.io/v1). The provider reads a
+CredentialProviderRequest and writes a CredentialProviderResponse
+(credentialprovider.kubelet.k8s.io/v1).
 
-A helper is the program `docker-credential-NAME get`. It reads the registry and writes {Username,
+A helper is the command `docker-credential-NAME get`. It reads the registry and writes {Username,
 Secret}.
 """
 
@@ -157,7 +158,7 @@ def from_provider(image: str) -> api.AuthConfig | None:
 
 
 def is_installed(helper: str) -> bool:
-    """Return whether the helper's program is in $PATH."""
+    """Return whether the helper's executable is in $PATH."""
     return shutil.which(f"docker-credential-{helper}") is not None
 
 
@@ -176,8 +177,9 @@ def from_helper(helper: str, key: str, server: str) -> api.AuthConfig | None:
 
 
 def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any) -> Any:
-    """Run a credential program with `text` on stdin, and decode the JSON on its stdout as `kind`.
-    Raises PeerError. Its message does not quote stdout, which may contain a secret."""
+    """Run a provider or helper with `text` on stdin, and decode the JSON on its stdout as `kind`.
+    Raises _NoLogin if a helper has no login, else PeerError. The message of the PeerError does not
+    quote stdout, which may contain a secret."""
     try:
         result = subprocess.run(
             command,

@@ -59,8 +59,8 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
     """Return the login for an image; None if there is none. A login for the repository or a prefix
     of it takes precedence over one for the registry (containers-auth.json(5)).
 
-    Raises InvalidSpec for an invalid file of logins, PeerError if a credential program fails,
-    WrongState for an invalid configuration of credential providers."""
+    Raises InvalidSpec for an invalid file of logins, PeerError if a credential provider or helper
+    fails, WrongState for an invalid configuration of credential providers."""
     for login in _logins(reference, chosen):
         config = _config(login)
         if config is not None:
@@ -70,7 +70,7 @@ def find(reference: str, chosen: Path | None = None) -> api.AuthConfig | None:
 
 def source(reference: str, chosen: Path | None = None) -> str:
     """Return where `find` gets the login of an image from, as `FILE: KEY`, `FILE: helper NAME` or
-    `FILE: provider NAME`; empty if there is no login. Runs no credential program.
+    `FILE: provider NAME`; empty if there is no login. Runs no credential provider or helper.
 
     Raises InvalidSpec for an invalid file of logins, WrongState for an invalid configuration of
     credential providers."""
@@ -82,8 +82,8 @@ def source(reference: str, chosen: Path | None = None) -> str:
 
 
 def _logins(reference: str, chosen: Path | None) -> Iterator[_FileLogin]:
-    """Yield the places of a login for an image, in the order in which they are tried: at most one
-    of each file. A helper may turn out to have no login.
+    """Yield the logins for an image in the order in which they are tried: at most one of each file.
+    If a file names a helper, the helper may have no login.
 
     A key in a file may spell the registry's name in any way (`https://R.example/v1/`,
     `r.example:443`)."""

@@ -72,7 +72,7 @@ def processes(pids: Sequence[tuple[str, int]]) -> list[str]:
 
 
 def namespaces(pid: int) -> str:
-    """Return which namespaces a process shares with this program, such as `net own, ipc own, … user
+    """Return which namespaces a process shares with pyrunc-cri, such as `net own, ipc own, … user
     host`. `host` is a shared namespace, `own` a different one. Returns `(gone)` if the process has
     ended."""
     parts = []

@@ -1,7 +1,7 @@
 """`pyrunc-cri demo POD.YAML`: runs a pod on a temporary server in a new network namespace,
 shows the pod, and removes everything.
 
-The demo needs no configuration. It makes the image `busybox` from the machine's program `busybox`.
+The demo needs no configuration. It makes the image `busybox` from the machine's own busybox.
 """
 
 from __future__ import annotations

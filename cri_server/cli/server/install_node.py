@@ -47,7 +47,7 @@ def install_node(
     """Make this machine a node: install the server's systemd unit, folders, kernel settings, CNI
     plugins, manual pages, completions and a drop-in for kubelet.
 
-    Prints each action. A repeated run only does what is missing. Files of other programs are not
+    Prints each action. A repeated run only does what is missing. Files of other software are not
     changed. If the server was installed as a package, only the CNI plugins and the drop-in for
     kubelet are installed.
     """
@@ -81,7 +81,7 @@ def install_node(
 
 
 def command_lines() -> dict[str, click.Group]:
-    """Return the command groups of `pyrunc-cri` and `pyrunc`, by the program's name."""
+    """Return the click groups of the commands `pyrunc-cri` and `pyrunc`, by the command's name."""
     from cri_server.cli.main import program
     from pyrunc.cli import click_front
 

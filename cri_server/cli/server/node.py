@@ -32,7 +32,7 @@ def info(address: str, quiet: bool, output: OutputOptions) -> None:
 @formats.options(("table", "json", "yaml"), listing=False)
 @click.pass_obj
 def version(address: str, output: OutputOptions) -> None:
-    """Show the versions of this program and of the server."""
+    """Show the versions of pyrunc-cri and of the server."""
     with Client(address) as client:
         versions = formats.plain(client.call(api.VersionRequest()))
     if output.format == "table":
