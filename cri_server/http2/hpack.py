@@ -78,7 +78,9 @@ class HpackDecoder:
                         raise BadBlock("a field has the index 0")
                 elif octet >= 0x20 and octet < 0x40:
                     if fields or size_bytes:
-                        raise BadBlock("a size update after a field")
+                        raise BadBlock(
+                            "a table size update after the first field (RFC 7541 section 4.2)"
+                        )
                     at = self._resize(block, at, octet)
                     continue
                 else:

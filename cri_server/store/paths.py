@@ -47,9 +47,9 @@ class Paths:
 
     @property
     def earlier_shims(self) -> Path:
-        """Return the folder with a file for each shim of the previous server version that the
-        server has stopped by SIGSTOP. The file is removed when the shim's last container has ended
-        (`pod.earlier`)."""
+        """Return the folder with a file for each shim of an earlier version that is kept stopped
+        (SIGSTOP), so that its containers' exit codes stay readable (`pod.earlier`). The file is
+        removed when the shim's last container has ended."""
         return self.state / "earlier-shims"
 
     @property

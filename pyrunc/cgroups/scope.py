@@ -89,9 +89,10 @@ def reach(group: Cgroup) -> None:
     there, systemd first moves it into a new scope, which ends with it. Raises PeerError,
     DeadlineExceeded, Unsupported.
 
-    A process may move another one only if it may write to a group above both (cgroup-v2.rst,
-    "Delegation Containment"). The groups above both a login session and the user's systemd belong
-    to root. So the user's systemd moves our process.
+    A process may be moved only by a process that may write to a common ancestor of the old and the
+    new group (cgroup-v2.rst, "Delegation Containment"). For a login session and a group of the
+    user's systemd this ancestor belongs to root. So this process asks the user's systemd to move
+    it.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return

@@ -44,7 +44,9 @@ if TYPE_CHECKING:
     Prepared = tuple[Message, list[int]]
     """The result of a fork: fields and descriptors."""
 
-CONFIGURATIONS_AT_MOST = 32
+# A full node has 110 pods and at least two shims. A configuration takes 19 KiB, and spares an exec
+# 0.4 ms.
+CONFIGURATIONS_AT_MOST = 64
 """Configurations whose parsed form is cached, for containers with exec probes."""
 
 

@@ -142,8 +142,9 @@ class KeeperLink:
         self._unsent.discard(name)
 
     def _call(self, operation: Callable[[Keeper], Result]) -> Result:
-        """Run an operation; repeat it once on a new connection when the connection was lost,
-        because the keeper may have closed it for another client. Raises Unavailable, Error."""
+        """Run an operation. If the connection is lost, connect again and repeat the operation once:
+        the keeper closes idle connections to make room for other clients. Raises Unavailable,
+        Error."""
         if self._keeper is None:
             raise Unavailable("this shim was started without a keeper")
         try:

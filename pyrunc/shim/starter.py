@@ -101,8 +101,8 @@ class StartedProcess(SupervisedProcess):
         self.parts: list[Part] = []
 
     def record(self) -> tuple[ForkedProcess, list[int]]:
-        """Return the record and the descriptors that a fork sends to the shim, which reads them
-        with `of`."""
+        """Return the message and the descriptors by which a fork of the shim, which has started
+        this process, describes it to the shim. The inverse of `of`."""
         group = self.group.record()
         started = ForkedProcess(
             self.pid, self.start_time, group, self.has_poststop, self.of_other_runtime, self.parts

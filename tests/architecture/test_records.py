@@ -52,6 +52,7 @@ MAY_HOLD_OBJECTS = {
     "Kubernetes: the ports of a container, an annotation": "cri_server/cli/streams/forward.py",
     "Kubernetes: a Status": "cri_server/streaming/remotecommand.py",
     "Kubernetes: kubelet's configuration": "cri_server/doctor/kubelet.py",
+    "crictl: the configuration of a pod or container": "cri_server/cli/pods/messages.py",
     "CRI-O and containerd: descriptions in a checkpoint": "cri_server/checkpoints/describe.py",
     "CRIU: options of its RPC": "cri_server/checkpoints/options.py",
     "crictl: the info of a verbose status": """

@@ -118,9 +118,9 @@ class Choice:
         self, address: str, verb: str, act: Act, *, only_pods: bool = False, kills: bool = False
     ) -> None:
         """Call `act` for each chosen pod or container and print its name. Asks the user for
-        confirmation before kubelet's pods and containers.
+        confirmation before it acts on a pod or container of kubelet.
 
-        `kills`: also ask before a named pod or container that is running. Raises Error,
+        `kills`: also ask before acting on a named pod or container that is running. Raises Error,
         click.UsageError."""
         if bool(self.names) == (self.all_pods or bool(self.labels)):
             raise click.UsageError(f"needs either names to {verb}, or --all or --label")

@@ -439,9 +439,10 @@ class _Extractor:
             os.close(self._stale.pop())
 
     def _set_directory_times(self) -> None:
-        """Set the directories' modification times, after all files are made: each new name in a
-        directory changes its time. Directories that a later tar entry has removed or replaced are
-        also dropped from `implicit` of the result."""
+        """Set the directories' modification times. Call this after all files are made, because each
+        new name in a directory changes its time. Directories that a later tar entry has removed or
+        replaced are skipped, and dropped from `Extracted.implicit` (directories that no entry
+        describes)."""
         with DirectoryWalker(self.root) as folders:
             for path in sorted(self._times, key=depth_first_key):
                 self.entry_name = path

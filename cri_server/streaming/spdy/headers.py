@@ -95,7 +95,7 @@ class Unpacker:
         if self._stream.unconsumed_tail:
             raise MalformedHeaders(f"the header block exceeds {BLOCK_LIMIT_BYTES} bytes")
         if self._stream.eof or self._stream.unused_data:
-            raise MalformedHeaders("header compression ended")
+            raise MalformedHeaders("the client ended the compressed stream of the headers")
         return _parse(plain)
 
 
