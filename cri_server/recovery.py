@@ -2,7 +2,7 @@
 unfinished operations.
 
 States are derived from records and processes. A container that exited while no server ran has an
-exit record. A container without a shim is ended, and after a reboot all containers have ended. A
+exit.json. A container without a shim is ended, and after a reboot all containers have ended. A
 damaged record is renamed and does not prevent the start.
 """
 

@@ -40,7 +40,7 @@ def _prepare(kind: Any) -> None:
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Make a dict of a JSON object's members; pass it to json as `object_pairs_hook`. Raises
-    ValueError for a key that occurs twice, because programs differ in which of its values they
+    ValueError for a key that occurs twice, because JSON parsers differ in which of its values they
     use."""
     fields: dict[str, Any] = {}
     for key, value in pairs:

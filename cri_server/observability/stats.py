@@ -40,8 +40,9 @@ NO_MEMORY = Memory(0, {}, {})
 class LayerSizes:
     """Measures and caches the sizes of writable layers.
 
-    One thread walks a layer; the next walk follows after a pause in proportion to the duration, so
-    that a container with millions of files does not keep the server busy.
+    A thread walks a layer; walks of different layers can overlap. The same layer is walked again
+    only after a pause: LAYER_AGE_S, or LAYER_REST times the duration of its last walk if that is
+    longer. So a container with millions of files does not keep the server busy.
     """
 
     def __init__(self) -> None:

@@ -41,11 +41,11 @@ class SingleFlight:
         *,
         request: object = None,
     ) -> Outcome:
-        """Wait for the operation `key`, which `start` begins unless it runs already, and return
-        its result.
+        """Run the operation `start()` under `key`, or wait for the one that already runs under
+        `key`. Return its result.
 
-        Cancelling the caller does not cancel the operation. Raises AlreadyExists when it runs for
-        another `request`.
+        Cancelling the caller does not cancel the operation. Raises AlreadyExists when the running
+        operation has another `request`.
         """
         task = self._running.get(key)
         if task is not None and self._requests.get(key) != request:

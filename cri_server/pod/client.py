@@ -152,9 +152,9 @@ class ShimClient:
         await self._ask(messages.DropContainer(container), messages.Done)
 
     async def start_container(self, container: str) -> messages.ContainerStarted:
-        """Start a container that was created. When the start fails, the shim writes the exit record
-        and removes the cgroup. When the shim refuses the start, it writes no exit record. Raises
-        Error in both cases."""
+        """Start a container that was created. When the start fails, the shim writes the container's
+        exit.json and removes the cgroup. When the shim refuses the start, it writes no exit.json.
+        Raises Error in both cases."""
         return await self._ask(messages.StartContainer(container), messages.ContainerStarted)
 
     async def take_over_pause(self) -> str | None:
@@ -173,9 +173,13 @@ class ShimClient:
         stdin_once: bool = False,
     ) -> None:
         """Have this shim take over a container of a dead shim from the keeper, and end the dead
-        shim's exec `sessions` in it. `stdin`: the writing end of the container's stdin, or nothing;
-        the caller keeps its copy. `stdin_once`: stdin ends when its first client leaves. Raises
-        NotFound without an entry in the keeper, Unavailable without a keeper."""
+        shim's exec `sessions` in it. Raises NotFound without an entry in the keeper, Unavailable
+        without a keeper.
+
+        - `stdin`: a list with the writing end of the container's stdin, or empty. The descriptor
+          stays the caller's.
+        - `stdin_once`: stdin ends when its first client leaves.
+        """
         ended = [[session.pid, session.start_time] for session in sessions]
         request = messages.TakeOverContainer(container, ended, stdin_once)
         await self._ask(request, messages.Done, stdin)
@@ -267,7 +271,7 @@ class ShimClient:
         """Have the shim serve another pod: clients can then `connect` to the folder `sandbox_dir`.
 
         With `network` the shim creates a network namespace and keeps it open. Return the
-        namespace's path, None without `network`. Call this on a connection to the shim's own
+        namespace's path, None without `network`. This call needs a connection to the shim's own
         folder, not to a pod's.
         """
         with _listener(sandbox_dir) as listener:
@@ -357,13 +361,15 @@ class ShimClient:
 async def start_shim(
     zygote: Zygote, folder: str | os.PathLike[str], version: str = "", *, starter: str | None = None
 ) -> tuple[int, ShimClient]:
-    """Fork a shim whose socket, record and log are in `folder`. Return its pid and a connection to
-    it. When this connection ends, the shim ends as soon as it has no pods.
+    """Fork a shim from the zygote; its socket, shim.json and log are in `folder`. Return the shim's
+    pid and a connection to it. When this connection ends, the shim ends as soon as it has no pods.
 
     The zygote must have `pyrunc.shim.main` preloaded. The socket is bound before the fork, so that
-    a living shim can always be reached. `version`: the server's version, which the shim reports in
-    `ShimInfo`. `starter`: the class (`module:class`) that the shim uses instead of
-    `pyrunc.shim.starter.Starter`.
+    a living shim can always be reached.
+
+    - `version`: the server's version, which the shim repeats when it is asked (`ShimClient.shim`).
+    - `starter`: the class (`module:class`) that the shim uses instead of
+      `pyrunc.shim.starter.Starter`.
     """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)

@@ -2,10 +2,9 @@
 keeper (shim protocol 2). This file, its uses and tests/cri/test_earlier_shims.py can be deleted
 once no node upgrades from that version any more.
 
-The earlier shim answers the call `keep` with all that another shim needs for one process: a record,
-which has the fields of the keeper's entry, and descriptors. The server stores these in the keeper
-and ends the earlier shim; then a shim of this version takes the pod over as from a shim that was
-killed.
+The earlier shim answers the call `keep` with all that another shim needs for one process: the data
+of an entry in the keeper, and descriptors. The server stores these in the keeper and ends the
+earlier shim. Then a shim of this version takes the pod over as from a shim that was killed.
 
 From Linux 6.15 on, the exit code of a container whose shim is dead can be read by pidfd
 (PIDFD_INFO_EXIT). On older kernels the earlier shim is stopped by SIGSTOP instead of killed: a
@@ -54,23 +53,23 @@ STOPS_LIMIT = 500  # attempts to stop a shim while it is idle
 
 
 class Keep(Request):
-    """Asks an earlier shim for the record and descriptors that another shim needs for `container`;
-    for the pause process if it is None."""
+    """Asks an earlier shim for the data and descriptors with which another shim can take over
+    `container`, or the pause process if `container` is None."""
 
     call = "keep"
     container: Id | None = None
 
 
 class KeptContainer(Record):
-    """The answer to `Keep` for a container: its record, to be stored in the keeper with the
-    descriptors that come with the answer."""
+    """The answer to `Keep` for a container: the data of its entry in the keeper. The server stores
+    them there with the descriptors of the answer."""
 
     kept: StoredContainer
 
 
 class KeptPause(Record):
-    """The answer to `Keep` for the pause process: its record, to be stored in the keeper with the
-    descriptors that come with the answer."""
+    """The answer to `Keep` for the pause process: the data of its entry in the keeper. The server
+    stores them there with the descriptors of the answer."""
 
     kept: StoredPause
 
@@ -107,8 +106,8 @@ class EarlierShims:
             log.info("shim %d has an earlier version: its pods move to another shim", shim.pid)
 
     async def _store(self, sandbox: Sandbox) -> list[ProcessIdentity]:
-        """Store the records and descriptors of the sandbox's running processes in the keeper;
-        return the processes."""
+        """Store an entry for each running process of the sandbox in the keeper; return the
+        processes."""
         client = await ShimClient.connect(self._paths.sandbox_state(sandbox.id))
         try:
             state = await client.state()
@@ -144,7 +143,7 @@ class EarlierShims:
     async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
         """Kill the shim, or stop it by SIGSTOP until its children have ended. Raises Unavailable
         when the shim has already reaped one of the `running` processes. The shim then continues,
-        and writes the exit record of that process."""
+        and writes the exit.json of that process."""
         self._paths.earlier_shims.mkdir(mode=0o700, exist_ok=True)
         file = self._paths.earlier_shims / f"{shim.pid}-{shim.start_time}"
         file.touch()
@@ -164,8 +163,8 @@ class EarlierShims:
     def _resume_unless_stopped(self, file: Path) -> None:
         """Finish or undo the stop of the shim that `file` names.
 
-        If `file` contains STOPPED, the shim stays stopped, and its sockets, logs and records are
-        removed. Else the shim continues after SIGCONT, and `file` is removed.
+        If `file` contains STOPPED, the shim stays stopped, and its sockets, logs and shim.json
+        files are removed. Else the shim continues after SIGCONT, and `file` is removed.
         """
         shim = _process_of(file)
         if file.read_text() == STOPPED:
@@ -175,7 +174,7 @@ class EarlierShims:
             self._remove(file)
 
     def _remove_traces(self, shim: ProcessIdentity) -> None:
-        """Remove the sockets, logs and records of a shim that stays stopped by SIGSTOP in the
+        """Remove the socket, log and shim.json of a shim that stays stopped by SIGSTOP from the
         folders of its pods, so that it no longer counts as their shim."""
         for name in entries(self._paths.sandbox_states):
             folder = self._paths.sandbox_state(name)
@@ -252,8 +251,8 @@ def _has_children(process: ProcessIdentity) -> bool:
 
 
 def kernel_reports_exits() -> bool:
-    """Whether a pidfd shows the exit code of a process that was reaped already. Starts a program
-    that ends at once, to test it; blocking."""
+    """Whether a pidfd shows the exit code of a process that was reaped already. Tests this with a
+    child process that ends at once, and waits for its end."""
     pid = os.posix_spawn(PROGRAM, [PROGRAM], {})
     pidfd = os.pidfd_open(pid)
     with closing_fd(pidfd):

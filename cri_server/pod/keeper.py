@@ -45,9 +45,9 @@ class StoredPods:
             await asyncio.to_thread(self._drop, ids)
 
     async def open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
-        """Return the keeper's record of a pod's pause process, and its descriptors, which the
-        caller closes. Raises Unavailable if no keeper answers or the keeper has no entry of the
-        pod, PeerError for a malformed entry."""
+        """Return the keeper's entry of a pod's pause process, and its descriptors, which the caller
+        closes. Raises Unavailable if no keeper answers or the keeper has no such entry, PeerError
+        for a malformed entry."""
         return await asyncio.to_thread(self._open_pause, sandbox_id)
 
     def _open_pause(self, sandbox_id: str) -> tuple[StoredPause, list[int]]:
@@ -114,8 +114,8 @@ class KeeperWatch:
             self._keeper = None
 
     def _lost(self) -> None:
-        """Connect again after the connection has ended, because the keeper has died, or has closed
-        this connection to make room for another client."""
+        """Connect again after the connection has ended. Either the keeper has died, or it has
+        closed this connection because another client needed it."""
         self._disconnect()
         self.begin()
 

@@ -1,5 +1,5 @@
-"""Cleans up after a dead shim: waits for its forks, reads its records, kills its containers and
-removes their cgroups."""
+"""Cleans up after a dead shim: waits until the shim's child processes have ended, reads the files
+that the shim has written, kills its containers and removes their cgroups."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
-    """Wait until the sandbox's shim and all its forks have ended. Each of them holds a lock on a
-    file in the sandbox's folder: shim.lock, or the log of a shim up to version 0.1.0.
+    """Wait until the sandbox's shim and the helpers that it has forked have ended. Each of them
+    holds a lock on a file in the sandbox's folder: shim.lock, or the log of a shim up to version
+    0.1.0.
 
-    The kernel kills the forks when the shim dies, but not at the same moment. A fork could still
-    make a cgroup after the cgroups were removed.
+    The kernel kills the helpers when the shim dies, but not at the same moment. A helper could
+    still make a cgroup after the cgroups were removed.
     """
     for name in (messages.LOCK, messages.LOG):
         try:
@@ -53,9 +54,9 @@ async def _wait_for_lock(lock: int, sandbox_id: str) -> None:
 
 
 def read_records(paths: Paths, container: Container) -> None:
-    """Set the exit, process and start time of `container` from the records that the shim has
-    written into the container's folder. Missing records change nothing; a damaged exit record
-    counts as an exit with reason Unknown."""
+    """Set the exit, process and start time of `container` from the files that the shim has written
+    into the container's folder. Missing files change nothing; a damaged exit.json counts as an exit
+    with reason Unknown."""
     folder = paths.container_state(container.id)
     try:
         record = atomic_file.read_json(str(folder / messages.EXIT_RECORD))
@@ -75,8 +76,8 @@ def read_records(paths: Paths, container: Container) -> None:
 
 
 async def end_container(paths: Paths, container: Container) -> None:
-    """Kill the container. Set its exit, with reason Unknown, and write it as the exit record; a
-    failed write is logged."""
+    """Kill the container. Set its exit, with reason Unknown, and write it to exit.json. A failed
+    write is logged."""
     if container.process is not None:
         kill_process(container.process)
     await kill_group(container.cgroups_path, container.id)
@@ -91,7 +92,7 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 def was_started(container: Container) -> bool:
     """Whether the start of the container had begun: StartContainer is running, or the container's
-    cgroup contains processes, even if no record of the start exists."""
+    cgroup contains processes, even if no file tells of the start."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
 

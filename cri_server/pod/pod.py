@@ -190,7 +190,7 @@ class Pod:
     async def start(self, container: Container) -> None:
         """Start a created container. Raises Unavailable when no shim answers. Raises another Error
         when the shim refuses the start, or when the start fails; after a failed start the shim has
-        written the container's exit record."""
+        written the container's exit.json."""
         container.created_in = None
         started = await self._shims.get(self._sandbox).start_container(container.id)
         add_remote_spans(started.parts)

@@ -39,9 +39,14 @@ def default_count() -> int:
 
 
 class ShimProcess:
-    """A living shim. `folder`: the folder with its socket; `client`: a connection to this socket;
-    `process`: its pid and start time; `silent`: the shim does not answer at the moment; `taking`:
-    the number of unfinished `take_pod` calls."""
+    """A living shim.
+
+    - `folder`: the folder with its socket.
+    - `client`: a connection to this socket.
+    - `process`: its pid and start time.
+    - `silent`: the shim does not answer at the moment.
+    - `taking`: the number of unfinished `take_pod` calls.
+    """
 
     def __init__(self, folder: Path, client: ShimClient, process: ProcessIdentity) -> None:
         self.folder, self.client, self.process = folder, client, process

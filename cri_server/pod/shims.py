@@ -113,8 +113,8 @@ class Shims:
         return path
 
     def _has_dropped_pod(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim has stopped serving this pod: it then removes its shim record
-        from the pod's folder."""
+        """Whether the sandbox's shim has stopped serving this pod. A shim that stops removes its
+        shim.json from the pod's folder."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
@@ -366,8 +366,8 @@ class Shims:
             )
 
     async def _finish_take_over(self, sandbox: Sandbox, state: messages.PodState) -> None:
-        """Complete a take-over that the server's death interrupted: save which shim serves the pod,
-        and end the containers that this shim has not taken over, because nothing observes their
+        """Complete a take-over that the server's death interrupted. Save which shim serves the pod.
+        End the containers that this shim has not taken over, because no process observes their
         exits."""
         ids = {entry.id for entry in state.containers}
         for container in self._index.containers_of(sandbox):
@@ -395,8 +395,8 @@ class Shims:
             answer.cancel()
 
     def _derive_states(self, sandbox: Sandbox) -> None:
-        """Derive the states of a pod whose shim does not answer from its processes and exit
-        records."""
+        """Derive the states of a pod whose shim does not answer: from the pod's processes and from
+        the exit.json of each container."""
         pause_was_alive = sandbox.pause_alive
         sandbox.pause_alive = bool(sandbox.pause and sandbox.pause.alive())
         if pause_was_alive and not sandbox.pause_alive:
@@ -436,14 +436,14 @@ class Shims:
                 self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
-        """If the container's state folder was deleted, set its exit as unknown, because the exit
-        record was in that folder."""
+        """If the container's state folder was deleted, set its exit as unknown, because exit.json
+        was in that folder."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
             container.set_exit(Exit.unknown(container.created_at_ns))
 
     def _restore_folder(self, container: Container) -> None:
-        """Make a container's deleted state folder again, because the shim will write the exit
-        record there."""
+        """Make a container's deleted state folder again, because the shim will write exit.json
+        there."""
         folder = self._paths.container_state(container.id)
         try:
             folder.mkdir(mode=0o700)
@@ -588,11 +588,11 @@ class Shims:
         await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
-        """End what a dead shim has left: read the shim's records, then end the sandbox's pause
-        process and the containers that still run.
+        """Clean up after the sandbox's dead shim: read the files that it has written, then end the
+        sandbox's pause process and the containers that still run.
 
-        Nothing reads these containers' output any more and their exit codes are lost, so they end
-        with reason Unknown.
+        No process reads these containers' output any more and their exit codes are lost, so they
+        end with reason Unknown.
         """
         # First of all: a client that sees an ended container must also see that the pod is not
         # ready.

@@ -70,7 +70,7 @@ async def _end_by_shim(folder: Path, detach: Detach) -> None:
 
 
 def _kill_shim(folder: Path) -> None:
-    """Kill the shim that the record in `folder` names. The pause process survives the shim, so the
+    """Kill the shim that shim.json in `folder` names. The pause process survives the shim, so the
     caller must kill the sandbox's cgroup."""
     try:
         shim = ProcessIdentity.of(atomic_file.read_json(str(folder / messages.SHIM_RECORD)))

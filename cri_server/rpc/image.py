@@ -1,9 +1,8 @@
 """The handlers of CRI's ImageService.
 
 The runtime handler and the annotations of an ImageSpec do not change which image is pulled. So
-`spec.runtime_handler` is empty in the lists of images and of containers; a kubelet with
-RuntimeClassInImageCriApi compares the field of an image with those of containers before it removes
-the image.
+`spec.runtime_handler` is empty in the lists of images and of containers. A kubelet with
+RuntimeClassInImageCriApi compares the two fields before it removes an image.
 """
 
 from __future__ import annotations

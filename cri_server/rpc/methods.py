@@ -4,8 +4,8 @@ The handler of a CRI call is the method with the call's name in the service's ob
 request and returns one of:
 
 - the reply: a message, an encoded message as bytes, or None for an empty message;
-- a coroutine with the reply as result, only for a handler that must wait, because each coroutine
-  costs a task; the result may also be a `StreamedReply`, which need not fit in memory;
+- a coroutine with the reply as result, which may also be a `StreamedReply` that need not fit in
+  memory. Only a handler that must wait returns a coroutine, because each coroutine costs a task;
 - an async generator of replies, for a streaming call.
 """
 
@@ -77,9 +77,12 @@ def table(**services: object) -> Table:
 
 
 def private_table(handlers: Mapping[type[Request], Callable[[Any], Any]]) -> Table:
-    """Return the methods of `pyrunc.v1.Admin`. `handlers`: a function for each class of request. A
-    function returns a record, a JSON object, bytes or None, or a coroutine or async generator of
-    such replies."""
+    """Return the methods of `pyrunc.v1.Admin`.
+
+    `handlers`: a function for each class of request. It returns the reply: a `Record` object, a
+    JSON object, bytes or None. It may also return a coroutine with the reply as result, or an async
+    generator of replies.
+    """
     return {
         private.path(kind.call).encode(): Method(
             kind.call, private.decoder(kind), answer, private.encode

@@ -109,9 +109,13 @@ class Server:
         self._empty.clear()
 
     def _longest_idle(self) -> GrpcConnection | None:
-        """Return the connection to close for a new one, None if all are busy. The first choice is
-        the oldest connection that has never made a call, then the longest idle one without an open
-        call, then the longest idle one whose requests are incomplete."""
+        """Return the connection to close for a new one, None if all are busy. It is the first that
+        exists of:
+
+        - the oldest connection that has never made a call;
+        - the longest idle connection without an open call;
+        - the longest idle connection whose open requests are all incomplete.
+        """
         for connection in self._connections:
             if not connection.has_called:
                 return connection

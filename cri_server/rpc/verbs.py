@@ -1,10 +1,10 @@
 """Measures every call except streaming ones, and logs each call that changes something (a verb).
 
 A log line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the
-gRPC code; after a failure also the error and the failed step. Levels:
+gRPC code. After a failure it also has the error and the failed step. Levels:
 
-- `warning`: a call failed by a fault of the node or a peer (also a call that only reads, which
-  `codes.report` logs);
+- `warning`: a verb failed by a fault of the node or a peer (`codes.report` logs such failures of
+  calls that are not verbs);
 - `debug`: a verb had nothing to do, because kubelet stops pods repeatedly; or the verb is ExecSync,
   which probes call all the time;
 - `info`: any other verb.

@@ -1,5 +1,5 @@
-"""CheckpointPod: freezes the containers of a pod that the request names, captures them one after
-the other, thaws them, and writes an archive of each into a folder.
+"""CheckpointPod: freezes those containers of a pod that the request names, captures them one after
+the other, and thaws them. Then writes an archive of each into a folder.
 
 | file | content |
 |---|---|

@@ -427,8 +427,8 @@ def step_order(context: RunContext) -> tuple[str, ...]:
     can run at the same time.
 
     `pause` is first if the clone of the pause process makes the network namespace. Otherwise
-    `network` is first if the pod has network sysctls, as in containerd and CRI-O: the start of the
-    pause process sets the sysctls, which may name eth0, and CNI plugins make eth0.
+    `network` is first if the pod has network sysctls, as in containerd and CRI-O. The start of the
+    pause process sets these sysctls. They may name eth0, which the CNI plugins make.
     """
     if not has_pinned_network(context.sandbox.options):
         return ("pause", "network")

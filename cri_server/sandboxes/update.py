@@ -1,4 +1,5 @@
-"""UpdatePodSandboxResources: records the pod's limits; kubelet writes the pod's cgroup itself."""
+"""UpdatePodSandboxResources: saves the pod's limits in its record; kubelet writes the pod's cgroup
+itself."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Prepares a spec for an external OCI runtime or CRIU. These programs take mount sources as paths,
-where pyrunc takes descriptors.
+"""Prepares a spec for an external OCI runtime or CRIU. Both take mount sources as paths, where
+pyrunc takes descriptors.
 
-So the shim attaches the container's mounts to mount points in a private mount namespace, which the
-host does not see, and runs the other program there. It also attaches the request's host paths.
-Otherwise the other program would open these paths itself, and would follow a symlink that replaced
-a component after the server's check (CVE-2021-25741).
+So the shim makes a private mount namespace, which the host does not see, and attaches the
+container's mounts and the request's host paths to mount points in it. The runtime or CRIU runs in
+this namespace. Otherwise it would open the host paths itself, and would follow a symlink that
+replaced a component after the server's check (CVE-2021-25741).
 """
 
 from __future__ import annotations

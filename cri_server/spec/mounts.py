@@ -115,10 +115,13 @@ def defaults(
 ) -> list[Mount]:
     """Return the default mounts of a container.
 
-    `ipc`: the container's effective IPC namespace mode; `shared_shm`: the pod has its own /dev/shm
-    mount; `readonly_root`: mount the pod's files read-only, too; `writable_cgroup`: mount
-    /sys/fs/cgroup writable even without privilege; `sysfs_bind`: bind the host's /sys, because the
-    container's user namespace may not mount sysfs.
+    - `ipc`: the container's effective IPC namespace mode.
+    - `shared_shm`: the pod has its own /dev/shm mount.
+    - `privileged`: mount /sys (unless `sysfs_bind`) and /sys/fs/cgroup writable.
+    - `readonly_root`: mount the pod's files read-only, too.
+    - `writable_cgroup`: mount /sys/fs/cgroup writable even without privilege.
+    - `sysfs_bind`: bind the host's /sys read-only, because the container's user namespace may not
+      mount sysfs.
     """
     access = "rw" if privileged else "ro"
     cgroup_access = "rw" if writable_cgroup else access

@@ -1,20 +1,20 @@
-"""Claims the root and state directories for one server, and records in each directory the path of
+"""Claims the root and state directories for one server, and writes into each directory the path of
 the other.
 
 Both directories are locked while a server runs. Pods outlive the server and have files in both, so
-for this boot each directory names the other. A server that is started with one directory of such a
-pair, but not with the other, refuses to start: it would find only half of each pod, and remove the
-pods as unfinished.
+for this boot each directory names the other. A server refuses to start with only one directory of
+such a pair: it would find only half of each pod, and remove the pods as unfinished.
 
     <root>/server.json     {state, boot_id}: the directory with the sockets of this boot's pods
     <state>/server.json    {root_folder, boot_id}: the directory with their records and layers
     <root>/server.lock, <state>/server.lock    flock(2), mode 0600: every user who can open a
                                                file can lock it
 
-Both records also have the format of the pods (`FORMAT`) and the version of the server that wrote
-the record. A server refuses pods of a newer format. Servers of formats 1 and 2 do not read the key
-`format`, but refuse pods if the key `root` in the state directory is not their root directory. So
-this version writes a text there (`_REFUSED_BY_EARLIER`), and the path into the key `root_folder`.
+Both server.json files also have the format of the pods (`FORMAT`) and the version of the server
+that wrote the file. A server refuses pods of a newer format. Servers of formats 1 and 2 do not read
+the key `format`, but refuse pods if the key `root` in the state directory is not their root
+directory. So this version writes a text there (`_REFUSED_BY_EARLIER`), and the path into the key
+`root_folder`.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ _REFUSED_BY_EARLIER = f"a later version of pyrunc-cri (pod format {FORMAT})"
 
 
 class ServerFile(RecordFile):
-    """The file `server.json`. In the root directory it has the path of the state directory
-    (`state`), in the state directory the path of the root directory (`root_folder`). Both are valid
-    for the boot `boot_id` only.
+    """The file `server.json`, of which the two paths are valid for one boot only.
 
-    `root`: earlier versions read this key in place of `root_folder`, and refuse to start with the
-    value that this version writes. `format`: the format of the pods. `written_by`: the version of
-    the server that wrote the file.
+    - `boot_id`: the id of that boot.
+    - `state`: the path of the state directory; only in the root directory's file.
+    - `root_folder`: the path of the root directory; only in the state directory's file.
+    - `root`: the key that earlier versions read in place of `root_folder`. They refuse to start
+      with the value that this version writes.
+    - `format`: the format of the pods.
+    - `written_by`: the version of the server that wrote the file.
     """
 
     name = "server.json"
@@ -146,14 +148,14 @@ def _check_format(paths: Paths) -> None:
 
 
 def _load(folder: Path) -> ServerFile | None:
-    """Read the record in `folder`. Return None if it is missing, unreadable or of another boot."""
+    """Read server.json in `folder`. Return None if it is missing, unreadable or of another boot."""
     record = _read(folder)
     return record if record is not None and record.boot_id == boot_id() else None
 
 
 def _read(folder: Path) -> ServerFile | None:
-    """Read the record in `folder`. Return None if it is missing or unreadable. Raises WrongState if
-    a newer version has written it."""
+    """Read server.json in `folder`. Return None if it is missing or unreadable. Raises WrongState
+    if a newer version has written it."""
     try:
         return ServerFile.read(folder)
     except NotFound:
@@ -166,7 +168,7 @@ def _read(folder: Path) -> ServerFile | None:
 
 
 def _store(paths: Paths) -> None:
-    """Write the records of both directories. A failure is only logged, because on a full disk
+    """Write server.json in both directories. A failure is only logged, because on a full disk
     kubelet needs the server to free space."""
     root, state, boot = os.path.realpath(paths.root), os.path.realpath(paths.state), boot_id()
     written = ServerFile(boot, format=FORMAT, written_by=pyrunc.__version__)

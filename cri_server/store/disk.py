@@ -44,12 +44,12 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
-    """Record that the sandbox was stopped and its network released. Raises the errors of
-    `save_sandbox`.
+    """Store on the state directory's tmpfs that the sandbox was stopped and its network released.
+    Raises the errors of `save_sandbox`.
 
-    Makes an empty file on the state directory's tmpfs, without waiting for a disk. A power cut
-    removes this file, but also stops all pods. Writes the record instead if the file cannot be
-    made, because the sandbox is of an earlier boot or the tmpfs is full.
+    Makes an empty file, without waiting for a disk. A power cut removes this file, but also stops
+    all pods. Writes the record instead if the file cannot be made, because the sandbox is of an
+    earlier boot or the tmpfs is full.
     """
     try:
         paths.sandbox_stopped(sandbox.id).touch(mode=0o600)

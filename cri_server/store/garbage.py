@@ -256,12 +256,14 @@ class _GarbageCollector:
         still: Callable[[Services], list[str]],
         drop: Callable[[Services, str], Any],
     ) -> None:
-        """Remove the folders of pods or containers without a record.
+        """Remove the folders of pods or containers that have no record now and had none in
+        `listed`. Without `idle` only report them.
 
-        `kind`: pod or container; `listed`: the ids without a record before the collector waited;
-        `still(services)`: returns the ids without a record now. Removes only ids in both, and only
-        if there was a moment without operations (`idle`). `drop(services, id)` removes the folders
-        of one id.
+        - `kind`: pod or container.
+        - `listed`: the ids without a record before the collector waited.
+        - `idle`: there was a moment without operations.
+        - `still(services)`: returns the ids without a record now.
+        - `drop(services, id)`: removes the folders of one id.
         """
         unknown = set(still(self._services))
         for identifier in sorted(unknown.intersection(listed)):

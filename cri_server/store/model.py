@@ -228,9 +228,13 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of `source` that a record and its sandbox or container have with the same
-    type, by name. `source`: the record, the sandbox or the container; `kind`: the record's class;
-    `converted`: the names of the other fields, which are left out."""
+    """Return those fields, by name, which a record and its sandbox or container have with the same
+    type.
+
+    - `source`: the record, sandbox or container whose fields are returned.
+    - `kind`: the record's class.
+    - `converted`: the names of the fields with different types, which are left out.
+    """
     return {name: getattr(source, name) for name in kind.__annotations__ if name not in converted}
 
 

@@ -41,8 +41,8 @@ class Paths:
 
     @property
     def shims(self) -> Path:
-        """Return the folder with a folder for each shim, which has the shim's socket, record and
-        log."""
+        """Return the folder that contains a folder for each shim. A shim's folder has its socket,
+        shim.json and log."""
         return self.state / "shims"
 
     @property

@@ -17,7 +17,7 @@ FOLDERS = (
 
 def unit_files(root: Path, unit: str) -> list[Path]:
     """Return the paths of the unit's files below the root directory `root`, in the order in which
-    systemd reads them: the unit file, if it exists, then the drop-ins by name."""
+    systemd reads them. The unit file is first, if it exists; the drop-ins follow by name."""
     files = [root / folder / unit for folder in FOLDERS]
     # Of several files with one name, that in the folder of the highest precedence counts.
     drop_ins: dict[str, Path] = {}

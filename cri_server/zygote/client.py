@@ -112,7 +112,7 @@ class Zygote:
         self, function: str, arguments: Record | None = None, fds: Sequence[int] = ()
     ) -> int:
         """Start a detached child that calls `function`, named as `module:function`, with the fields
-        of the record `arguments` and with copies of `fds`. Return the child's pid.
+        of `arguments` and with copies of `fds`. Return the child's pid.
 
         The child has its own session, /dev/null as stdio and only `fds` (renumbered from 3). It is
         not killed with the server or the zygote. The caller keeps its `fds`. Raises Unavailable
@@ -134,12 +134,12 @@ class Zygote:
         output_limit_bytes: int = OUTPUT_LIMIT_BYTES,
     ) -> JobResult:
         """Run `function`, named as `module:function`, in a child and wait for the child's end. The
-        function gets the fields of the record `arguments` and copies of `fds`.
+        function gets the fields of `arguments` and copies of `fds`.
 
-        The function returns None (exit code 0) or an exit code, or executes another program. `env`
-        is added to the zygote's environment. If the function raises an `Error`, `run` raises it,
-        too; any other exception becomes a traceback on stderr and exit code 1. Raises PeerError if
-        the function returns descriptors.
+        The function returns None (exit code 0) or an exit code, or calls execve. `env` is added to
+        the zygote's environment. If the function raises an `Error`, `run` raises it, too; any other
+        exception becomes a traceback on stderr and exit code 1. Raises PeerError if the function
+        returns descriptors.
 
         After `timeout_s`, the child and its descendants are killed and DeadlineExceeded is raised.
         They are also killed when the caller is cancelled. When the child ends, its descendants are

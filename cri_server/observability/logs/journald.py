@@ -1,10 +1,10 @@
-"""Sends log records to journald by its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL,
+"""Sends log messages to journald by its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL,
 sd_journal_send(3)).
 
-A record is a datagram of `KEY=value` lines; a value with line breaks is preceded by its length; a
-record too long for a datagram is sent as a sealed memfd. The event loop does not wait for the
-journal: a record that the journal's socket refuses is dropped, and the next record has the number
-of lost records.
+A message is a datagram of `KEY=value` lines. A value with line breaks is preceded by its length. A
+message too long for a datagram is sent as a sealed memfd. The event loop does not wait for the
+journal: a message that the journal's socket refuses is dropped, and the next message that is sent
+has the number of dropped messages.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def encode(pairs: Iterable[tuple[str, str]]) -> bytes:
 
 
 class Journal(logging.Handler):
-    """Sends records to the journal at `path`. Raises OSError when it does not listen."""
+    """Sends log messages to the journal at `path`. Raises OSError when journald does not listen
+    there."""
 
     def __init__(self, path: str = SOCKET) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
-"""Limits the rate of similar log records, so that a client that fails in a loop cannot fill the
+"""Limits the rate of similar log messages, so that a client that fails in a loop cannot fill the
 disk.
 
-Records of one kind have the same logger, level and message template. Suppressed records are
-counted; the next one of the kind that passes has their number in its field `suppressed`.
+Messages of one kind have the same logger, level and template. Suppressed messages are counted; the
+next message of the kind that passes has their number in its field `suppressed`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _Kind = tuple[str, int, str]
 
 
 class RateLimit(logging.Filter):
-    """Limits the records of each kind to `per_second`, and to `BURST_S` times as many at once (a
-    token bucket). Critical records always pass.
+    """Limits the messages of each kind to `per_second`, and to `BURST_S` times as many at once (a
+    token bucket). Critical messages always pass.
 
     `clock`: returns monotonic seconds.
     """

@@ -12,10 +12,10 @@ from pyrunc.errors import WrongState
 
 
 def configure(level: str, form: str, limit_per_s: float) -> None:
-    """Replace the root logger's handlers. `form`: text, json or journald. `limit_per_s`: how many
-    records of one kind may pass per second; 0: any number.
+    """Replace the root logger's handlers. Raises WrongState when journald does not run.
 
-    Raises WrongState when journald does not run.
+    - `form`: text, json or journald.
+    - `limit_per_s`: how many messages of one kind may pass per second; 0: any number.
     """
     handler = _handler(form)
     if limit_per_s:

@@ -1,4 +1,4 @@
-"""The record of a span in the timeline, which the ring writes and the command line draws."""
+"""A span as the ring of the timeline stores it and the command line draws it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from pyrunc.records import Record
 
 
 class SpanRecord(Record):
-    """A span. `offset_ms`: since the call began; `parent`: the `id` of the enclosing span, None for
-    the call itself; `failed`: True after an error, else None."""
+    """A span.
+
+    - `offset_ms`: time from the call's beginning to the span's.
+    - `parent`: the `id` of the enclosing span, None for the call itself.
+    - `failed`: True after an error, else None.
+    """
 
     id: int
     name: str

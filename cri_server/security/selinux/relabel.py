@@ -75,7 +75,7 @@ def check_path(path: str) -> None:
 
 def relabel_tree(path: str, label: bytes) -> None:
     """Label the file or folder at `path` and everything below it on the same mount. Labels symlinks
-    themselves, not their targets; skips files that another program removes meanwhile. Raises
+    themselves, not their targets; skips files that another process removes meanwhile. Raises
     KernelError.
 
     A file that also has a hard link outside the volume has the new label there, too. A container

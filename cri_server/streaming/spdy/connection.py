@@ -253,8 +253,8 @@ class SpdyConnection:
     # ---- sending ----
 
     def data_to_send(self) -> bytes:
-        """Return the frames that were queued since the last call. Send them in order and before any
-        later data."""
+        """Return the frames that were queued since the last call. The caller sends them in order
+        and before any later data."""
         out = b"".join(self._out)
         self._out.clear()
         return out
