@@ -146,17 +146,23 @@ class NetworkService:
 
     async def attach(self, pod: PodNetwork, *, durable: bool = True) -> NetworkResult:
         """Make the name of the pod's network namespace, set loopback up and run ADD of the chain;
-        return the addresses. After a failure run DEL, then raise the error.
+        return the addresses. After a failure run DEL, then raise the error. If DEL fails, too, the
+        attachment stays recorded, and the caller must call `detach`.
 
         With `durable` the attachment's record is on disk when this returns. Without `durable` the
         record is written in the background, and the caller must call `wait_written`: if the server
         is killed earlier, its successor does not know the pod's addresses.
 
-        Raises WrongState (no configuration, or another pod has a host port), InvalidArgument
-        (ports, names), NotFound (no such namespace), AlreadyExists (attached already), PeerError (a
-        plugin failed or gave an invalid answer), ResourceExhausted (no address left),
-        DeadlineExceeded. If DEL fails, too, the attachment stays recorded, and the caller must call
-        `detach`.
+        Raises:
+
+        - WrongState: no configuration, or another pod has a host port.
+        - InvalidArgument: ports, names.
+        - NotFound: no such namespace.
+        - AlreadyExists: attached already.
+        - PeerError: a plugin failed or gave an invalid answer.
+        - ResourceExhausted: no address left, or the disk is full.
+        - KernelError: the namespace's name or the record cannot be made.
+        - DeadlineExceeded.
         """
         configured = self._read_configuration()
         problem = self._problem_of(configured)
@@ -197,10 +203,12 @@ class NetworkService:
         network namespace; does nothing for an unknown or detached sandbox. The pod's interfaces are
         down afterwards, and disappear with the namespace.
 
-        Plugins get the same CNI_NETNS as for ADD. `netns_path`: another path of the namespace,
-        used if the name does not exist, for example because another program has removed the name.
-        Raises PeerError, DeadlineExceeded, DamagedRecord; attachment and name then still exist, and
-        the caller must call again.
+        Plugins get the same CNI_NETNS as for ADD. `netns_path`: another path of the namespace, used
+        if the name does not exist, for example because an administrator has removed it.
+
+        Raises PeerError, DeadlineExceeded, DamagedRecord; attachment and name then still exist.
+        Raises KernelError or OSError when the name or the record cannot be removed. The caller must
+        call again after each error.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):

@@ -68,9 +68,12 @@ def key(
     arguments: Sequence[str],
     document: bytes | None = None,
 ) -> bytes | None:
-    """Return the key under which an exec's program is cached, None for a request that is never
-    cached. The key covers the container's state and files, this process's rights, and the request:
-    `options` and `arguments` of the command line, and `document`, the content of --process."""
+    """Return the key under which an exec's program is cached. Return None for a request that is
+    never cached, and when the container's /etc or /etc/passwd is a symlink.
+
+    The key covers the container's state and files, this process's rights, and the request:
+    `options` and `arguments` of the command line, and `document`, the content of --process.
+    """
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
     # Another user's exec has to enter the user namespace first, which is a step of its parent.
@@ -158,7 +161,8 @@ def store(
 
 def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | None:
     """Run the program in the container whose first process is `pidfd`. Return the new process,
-    whose descriptors the caller closes; None when the process did not reach execve."""
+    whose descriptors the caller closes. Return None when the process did not reach execve, or when
+    the container's cgroup is gone."""
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.lowered.numbers:

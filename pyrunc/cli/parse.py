@@ -41,8 +41,12 @@ class CommandLine:
 
 
 class Misuse(InvalidArgument):
-    """A wrong command line. `verb`: the verb whose options or arguments are wrong, None when the
-    words before the verb are; `globals`: the options before the verb, None when these are wrong."""
+    """A wrong command line.
+
+    - `verb`: the verb whose options or arguments are wrong. None when the verb is unknown, or the
+      options before it are wrong.
+    - `globals`: the options before the verb, None when these are wrong.
+    """
 
     def __init__(self, message: str, verb: Verb | None = None) -> None:
         super().__init__(message)

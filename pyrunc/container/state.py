@@ -48,10 +48,11 @@ CLAIMED = S_ISVTX | 0o700
 
 
 def default_root() -> str:
-    """Return `/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Raises InvalidArgument
-    when that is not set.
+    """Return `/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Root of a user namespace
+    counts as another user, unless $USER is root.
 
-    Root of a user namespace counts as another user, unless $USER is root.
+    Without XDG_RUNTIME_DIR, root of a user namespace gets `/run/pyrunc`, too; for any other uid
+    than 0 raises InvalidArgument.
     """
     root = os.geteuid() == 0
     # As in runc (shouldHonorXDGRuntimeDir). podman passes its environment to create and two

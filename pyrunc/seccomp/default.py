@@ -175,8 +175,8 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
 
 
 def _no_new_namespaces() -> list[dict[str, Any]]:
-    """Allow clone(2) without namespace flags; clone3(2) has its flags behind a pointer, so it
-    answers ENOSYS (moby #42681)."""
+    """Return the rules that allow clone(2) only without namespace flags. clone3(2) has its flags
+    behind a pointer, so it answers ENOSYS (moby #42681)."""
     clone = _allow_if("clone", NEW_NAMESPACES, "SCMP_CMP_MASKED_EQ")
     return [clone, {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}]
 

@@ -306,7 +306,7 @@ def foreign_platform(config: ImageConfiguration) -> str:
     not have; "" if the image fits or names none. (It is no error, because the user chose the image
     by name or digest, and the node may run it through binfmt_misc(5).)
 
-    Raises NotFound for another operating system.
+    Raises NotFound if the configuration names a processor and another operating system than linux.
     """
     platform = config.platform
     # Configurations often name the wrong processor (influxdb, Cilium 1.17, dotnet).

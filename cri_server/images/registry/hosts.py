@@ -119,8 +119,8 @@ class _Server(_Table):
 
 @dataclass(frozen=True, slots=True)
 class HostsFile:
-    """A parsed hosts.toml. `warnings`: a line, which names the key, for each ignored part of the
-    file."""
+    """A parsed hosts.toml. Each line of `warnings` names a key: an unknown key, which is ignored,
+    or a rewrite whose replacement names a group that its pattern lacks."""
 
     hosts: list[RegistryHost]
     warnings: list[str]
