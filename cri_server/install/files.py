@@ -1,4 +1,4 @@
-"""Lists the files of a node other than the programs, with their paths and texts."""
+"""Lists the files of a node other than the executables, with their paths and texts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ EXAMPLE = "10-pyrunc.conflist"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where the files of an installation are. `program`: the `pyrunc-cri` that the systemd unit
-    executes. `prefix`: /usr for a package, else /usr/local. `settings`: the parent of
-    systemd/system, tmpfiles.d and so on, /usr/lib for a package, else /etc."""
+    """Where the files of an installation are.
+
+    - `program`: the `pyrunc-cri` that the systemd unit executes.
+    - `prefix`: /usr for a package, else /usr/local.
+    - `settings`: the parent of systemd/system, tmpfiles.d and so on: /usr/lib for a package, else
+      /etc.
+    """
 
     program: str
     prefix: str
@@ -48,8 +52,8 @@ def local(program: str) -> Layout:
 
 
 def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[NodeFile]:
-    """Yield all files to install. `programs`: the click commands by program name, from which manual
-    pages and completion scripts are generated."""
+    """Yield all files to install. `programs`: the click commands by the name of the executable,
+    from which manual pages and completion scripts are generated."""
     settings, share = layout.settings, f"{layout.prefix}/share"
     yield NodeFile(
         f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program)

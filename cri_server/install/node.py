@@ -65,9 +65,12 @@ class InstallRecord(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class InstallRequest:
-    """The options of an installation. `root`: the root directory of the machine to install; if it
-    is not /, no command is run. `scripts`: the folder of the programs; None if a package has
-    installed them. `programs`: the click commands by program name."""
+    """The options of an installation.
+
+    - `root`: the root directory of the machine to install; if it is not /, no command is run.
+    - `scripts`: the folder of the executables; None if a package has installed them.
+    - `programs`: the click commands by the name of the executable.
+    """
 
     root: Path
     scripts: str | None
@@ -77,12 +80,12 @@ class InstallRequest:
 
     @property
     def is_live(self) -> bool:
-        """True for the machine that this program runs on, if systemd runs there."""
+        """True for the machine that this process runs on, if systemd runs there."""
         return self.root == Path("/") and SYSTEMD.is_dir()
 
 
 def is_packaged() -> bool:
-    """Return True if this program was installed as a Debian package."""
+    """Return True if pyrunc was installed as a Debian package."""
     return os.path.realpath(__file__).startswith(f"{PACKAGE}/")
 
 

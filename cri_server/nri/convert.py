@@ -28,7 +28,7 @@ HOOKS = {
 
 class ResourceField(NamedTuple):
     """A field of NRI's resources: its key in an OCI configuration, and its `api.Field` number.
-    `Owners` records under this number which plugin has set the field."""
+    `Owners` stores under this number which plugin has set the field."""
 
     key: str
     number: api.Field

@@ -1,4 +1,4 @@
-"""Finds and starts the plugins of a folder: programs called `INDEX-NAME`, which get a socket as
+"""Finds and starts the plugins of a folder: executables called `INDEX-NAME`, which get a socket as
 descriptor 3."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GRACE_S = 2.0  # between SIGTERM, sent when the connection ends, and SIGKILL
 
 @dataclass(frozen=True, slots=True)
 class PluginProgram:
-    """A plugin's program and configuration."""
+    """A plugin's executable and configuration."""
 
     path: Path
     index: str
@@ -29,9 +29,9 @@ class PluginProgram:
 
 
 def find(folder: Path, configurations: Path) -> list[PluginProgram]:
-    """Return the plugin programs in `folder` in order of their indices. Logs and skips files with
-    other names, and files that users other than root can write; returns no program if such users
-    can write to `folder` itself."""
+    """Return the plugins in `folder` in order of their indices. Logs and skips files with other
+    names, and files that users other than root can write. Returns no plugin if such users can write
+    to `folder` itself."""
     programs = []
     try:
         entries = sorted(folder.iterdir())
@@ -92,7 +92,7 @@ class PluginProcess:
 
     @classmethod
     def start(cls, program: PluginProgram) -> tuple[PluginProcess, socket.socket]:
-        """Start the program; return the process and the server's end of its socket. Raises
+        """Start the plugin; return the process and the server's end of its socket. Raises
         OSError."""
         ours, theirs = socket.socketpair()
         with contextlib.ExitStack() as undo:

@@ -1,4 +1,4 @@
-"""Merges the responses of plugins to one request, and records an owner per field.
+"""Merges the responses of plugins to one request, and stores which plugin owns each field.
 
 `container` and `limits` include the changes of all plugins merged so far, and the next plugin gets
 both. The result is `adjustment`, `updates` of other containers, and `evictions`.
@@ -265,8 +265,8 @@ class Merge:
         changes: api.LinuxResources,
         targets: list[api.LinuxResources],
     ) -> None:
-        """Copy each field that is set in `changes` to all `targets`, and record `plugin` as its
-        owner in the container `identifier`. Raises Conflict."""
+        """Copy each field that is set in `changes` to all `targets`, and make `plugin` its owner in
+        the container `identifier`. Raises Conflict."""
         parts: tuple[tuple[Callable[[Any], Any], Mapping[str, api.Field]], ...] = (
             (lambda resources: resources.memory, MEMORY_FIELDS),
             (lambda resources: resources.cpu, CPU_FIELDS),

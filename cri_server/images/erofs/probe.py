@@ -1,9 +1,10 @@
-"""Tests whether images can be mounted here, by mounting one.
+"""Tests whether images can be mounted here, by mounting one. The kernel's version does not tell all
+that images need:
 
-The kernel needs EROFS on files (Linux 6.12), which the store's file system must support. It must
-also mount an overlay over an EROFS, and a second overlay over that one, for containers that run
-containers: some kernels count EROFS as a level of stacking, of which there are two
-(FILESYSTEM_MAX_STACK_DEPTH). The kernel's version does not tell all this.
+- EROFS on files (Linux 6.12), which the store's file system must support;
+- an overlay over an EROFS, and a second overlay over that one, for containers that run containers.
+  Some kernels count EROFS as a level of stacking, of which there are two
+  (FILESYSTEM_MAX_STACK_DEPTH).
 """
 
 from __future__ import annotations

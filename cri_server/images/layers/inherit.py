@@ -1,6 +1,5 @@
 """Copies attributes from lower layers to directories that a layer needed but did not describe
-(`a/b` without `a`), because overlayfs shows the attributes of the topmost layer that has the
-directory."""
+(`a/b` without `a`). Overlayfs shows the attributes of the topmost layer that has the directory."""
 
 from __future__ import annotations
 

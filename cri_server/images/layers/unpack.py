@@ -30,10 +30,15 @@ RECORD = "layer.json"
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """The record of an unpacked layer. `size_bytes` and `inodes`: of its files. `implicit`:
-    directories that the layer needed but did not describe (relative paths, "" for the root), which
-    get the attributes of the layers below. `opaque`: the layer hides all layers below. `devices`:
-    device nodes to make in place of empty files, as [path, is a block device, major, minor]."""
+    """The record of an unpacked layer.
+
+    - `size_bytes`, `inodes`: of its files.
+    - `implicit`: directories that the layer needed but did not describe (relative paths, "" for the
+      root). They get the attributes of the layers below.
+    - `opaque`: the layer hides all layers below.
+    - `devices`: device nodes to make in place of empty files, as [path, is a block device, major,
+      minor].
+    """
 
     diff_id: str
     size_bytes: int

@@ -1,4 +1,4 @@
-"""Chooses the proxy for a URL from environment variables, by the rules of Go's programs.
+"""Chooses the proxy for a URL from environment variables, by Go's rules.
 
 HTTPS_PROXY (for https URLs) or HTTP_PROXY names the proxy; if it is unset, the variable in lower
 case does. A URL of this machine, or of a host in NO_PROXY, gets no proxy. NO_PROXY is a list of

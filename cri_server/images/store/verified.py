@@ -26,8 +26,8 @@ REMEMBERED_LIMIT = 10_000
 
 
 class VerifiedLayers:
-    """Records, in memory, which blobs were decoded to which diff ids. The layers of listed images
-    count as verified without a record, because each was decoded before its image was listed. Use on
+    """Remembers, in memory, which blobs were decoded to which diff ids. The layers of listed images
+    count as verified without an entry, because each was decoded before its image was listed. Use on
     one event loop."""
 
     def __init__(self, catalog: Catalog) -> None:

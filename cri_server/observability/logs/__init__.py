@@ -1,1 +1,1 @@
-"""The server's log: records as text, JSON or fields of the journal, with a rate limit."""
+"""The server's log: messages as text, JSON or fields of the journal, with a rate limit."""

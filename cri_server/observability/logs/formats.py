@@ -1,4 +1,4 @@
-"""The formats of log records: a line of text, or a JSON object.
+"""The formats of log messages: a line of text, or a JSON object.
 
 Times are RFC 3339 in UTC with milliseconds. Control characters in messages are escaped, so that the
 name of an image or pod cannot forge a line. Only a traceback spans several lines; in JSON it is a
@@ -22,7 +22,7 @@ _PLAIN = re.compile(r"[\w./:@%+,\[\]-]+")
 
 
 def time_of(record: logging.LogRecord) -> str:
-    """Format the record's time in UTC, such as `2026-11-22T21:50:00.123Z`."""
+    """Format the message's time in UTC, such as `2026-11-22T21:50:00.123Z`."""
     return f"{_second(int(record.created))}.{int(record.msecs):03d}Z"
 
 
@@ -32,12 +32,12 @@ def _second(seconds: int) -> str:
 
 
 def message_of(record: logging.LogRecord) -> str:
-    """Format the record's message as one line, with control characters escaped."""
+    """Format the message's text as one line, with control characters escaped."""
     return record.getMessage().translate(VISIBLE)
 
 
 class TextFormatter(logging.Formatter):
-    """Formats a record as `TIME LEVEL logger: message key=value key="a value with spaces"`."""
+    """Formats a message as `TIME LEVEL logger: message key=value key="a value with spaces"`."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{time_of(record)} {record.levelname} {record.name}: {message_of(record)}"
@@ -47,7 +47,7 @@ class TextFormatter(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """Formats a record as `{"time", "level", "logger", "message", …fields, "traceback"}`. Numbers
+    """Formats a message as `{"time", "level", "logger", "message", …fields, "traceback"}`. Numbers
     stay numbers."""
 
     def format(self, record: logging.LogRecord) -> str:
