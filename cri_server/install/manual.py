@@ -33,7 +33,7 @@ SEE_ALSO = ("pyrunc(8)", "pyrunc-cri(8)", "pyrunc-config(5)")
 
 
 def command_page(name: str, program: click.Group) -> str:
-    """Return the page of a program in section 8, with all its commands."""
+    """Return the page of the executable `name` in section 8, with all commands of `program`."""
     context = click.Context(program, info_name=name)
     about = _first_line(program.help)
     return "".join(

@@ -288,9 +288,12 @@ def _start(request: InstallRequest) -> Iterator[Action]:
 
 
 def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
-    """Return the action that undoes the installation of a file. This is KeepFile if another program
-    has replaced the file, or if `keep_changes` and the file's content no longer has this digest;
-    else Remove."""
+    """Return the action that undoes the installation of the file at `path`. This is Remove, but
+    KeepFile in two cases:
+
+    - the file now belongs to something else than pyrunc;
+    - with `keep_changes`: the file's content no longer has the `digest`.
+    """
     target = beneath(root, path)
     if digest and target.is_file() and not target.is_symlink():
         changed = _digest(read(target)) != digest

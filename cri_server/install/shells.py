@@ -1,7 +1,8 @@
 """Completion scripts for bash, zsh and fish, made by click. pyrunc replaces the script for bash,
 and the end of the script for zsh.
 
-The scripts run the program, which knows its commands and, for some arguments, the existing objects.
+The scripts run the executable that they complete. It knows its commands and, for some arguments,
+the existing objects.
 """
 
 from __future__ import annotations
@@ -64,8 +65,9 @@ PATHS = {
 
 
 def script(shell: str, name: str, program: click.Command) -> str:
-    """Return the completion script of `program` for `shell`, a key of CLASSES. The script can be
-    installed as a file or passed to the shell's `eval`."""
+    """Return the completion script of the executable `name` for `shell`, a key of CLASSES.
+    `program`: its click command. The script can be installed as a file or passed to the shell's
+    `eval`."""
     completion = CLASSES[shell](program, {}, name, variable(name))
     template = completion.source_template
     if shell == "bash":
@@ -76,13 +78,14 @@ def script(shell: str, name: str, program: click.Command) -> str:
 
 
 def variable(name: str) -> str:
-    """Return the name of the environment variable that makes the program print completions."""
+    """Return the environment variable that makes the executable `name` print completions."""
     # click looks for this name (its documentation, "Shell Completion").
     return f"_{name.upper().replace('-', '_')}_COMPLETE"
 
 
 def path(shell: str, name: str, prefix: str) -> str:
-    """Return the path below `prefix` where `shell` looks for the completion script of the program
-    `name`. For zsh it depends on the prefix: packages (/usr) use another folder on Debian."""
+    """Return the path below `prefix` where `shell` looks for the completion script of the
+    executable `name`. For zsh it depends on the prefix: packages (/usr) use another folder on
+    Debian."""
     site = "vendor-completions" if prefix == "/usr" else "site-functions"
     return f"{prefix}/{PATHS[shell].format(name=name, site=site)}"

@@ -292,7 +292,7 @@ class NetworkService:
 
     async def reconcile(self, live_sandbox_ids: Iterable[str]) -> list[str]:
         """Detach each recorded sandbox that is not in `live_sandbox_ids`, run GC, and restore host
-        rules that another program has removed. Return a message for each problem that remains; an
+        rules that something else has removed. Return a message for each problem that remains; an
         error of a plugin is not raised.
 
         `live_sandbox_ids` must contain a sandbox before the caller attaches it. GC runs at the

@@ -296,8 +296,8 @@ def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Arch
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:
-    """Return the image's name in a descriptor's annotations as a list; an empty list if there is
-    none, or only a tag, which the annotation of the OCI specification may hold."""
+    """Return the image's name in a descriptor's annotations as a list. The list is empty if there
+    is no name, or only a tag: the annotation of the OCI specification may hold a tag alone."""
     annotations = descriptor.annotations or {}
     name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
     return [name] if "/" in name or ":" in name else []

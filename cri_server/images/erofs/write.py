@@ -3,8 +3,8 @@ table, inodes, directories. No I/O.
 
 A regular file is one chunk on the device that is its tar, so tars are used as they are. Only the
 data of sparse files is copied into the index, because a tar stores this data without the holes and
-at offsets that are not multiples of a block. Chunks without data are holes, also for
-lseek(2) with SEEK_DATA, so a program that copies such a file can skip them.
+at offsets that are not multiples of a block. Chunks without data are holes, also for lseek(2) with
+SEEK_DATA, so that cp and the like can skip them.
 """
 
 from __future__ import annotations

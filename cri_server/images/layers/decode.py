@@ -36,9 +36,11 @@ def job(arguments: Message, fds: list[int]) -> int:
     """Decode a blob; the zygote runs this as a job. Return the exit code: 0, or 1 when the receiver
     is closed.
 
-    `arguments`: `UnpackLimits`. `fds`: the blob, as one file or as the three descriptors of a
-    `Receiver`; then the three descriptors of the `RingSender` for the decoded content; then the
-    progress pipe, which only shows by its end of file that the job has exited.
+    `arguments`: `UnpackLimits`. `fds`, in this order:
+
+    - the blob, as one file or as the three descriptors of a `Receiver`;
+    - the three descriptors of the `RingSender` for the decoded content;
+    - the progress pipe, which only shows by its end of file that the job has exited.
     """
     *blob_fds, memory, full, freed, _ = fds
     blob: int | Receiver

@@ -86,9 +86,12 @@ def extract(
 
 
 def to_error(error: OSError, name: bytes, folder: str) -> Exception:
-    """Convert an OSError that was raised while the file `name` was made: to ResourceExhausted for a
-    full disk, to BadLayer for a name or attribute that no file system accepts, else to KernelError.
-    `folder`: the path by which the ResourceExhausted names the file system."""
+    """Convert an OSError that was raised while the file `name` was made.
+
+    - ResourceExhausted: for a full disk. `folder` is the path by which it names the file system.
+    - BadLayer: for a name or attribute that no file system accepts.
+    - KernelError: for any other error.
+    """
     number = error.errno or 0
     if number in FULL:
         return ResourceExhausted(f"unpacking {quoted(name)}: {reason(number, folder)}")

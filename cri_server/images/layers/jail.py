@@ -1,12 +1,12 @@
 """Restricts the processes that decode, unpack or index layers.
 
 A decoder is C code and reads hostile bytes first (CVE class: memory errors in decompression
-libraries). It keeps only the system calls for reading, writing and memory, with which it can
+libraries). It keeps only the system calls for reading, writing and memory. With these it can
 neither open a file nor reach a process.
 
 The other jobs, in Python, see one folder, in which they can make files. (A checkpoint's archive is
 decoded in such a job, too.) Code that takes over a job has the content, the folder, and a few
-capabilities for file ownership; it cannot start programs, open sockets or read the host's files.
+capabilities for file ownership. It cannot call execve, open sockets or read the host's files.
 
 - Device nodes are made by the server afterwards, because the job could open them. Whiteouts (device
   0:0) need no privilege since Linux 5.8.

@@ -203,7 +203,7 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
     """Parse the hosts.toml at `path` for the registry `domain`. `own`: the file is in this
     registry's own folder, not in `_default`.
 
-    Unknown keys are ignored with a warning, because other programs and later versions of containerd
+    Unknown keys are ignored with a warning, because other runtimes and later versions of containerd
     have more of them. Raises InvalidSpec naming the file and the key.
     """
     try:

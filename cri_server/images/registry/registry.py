@@ -181,9 +181,11 @@ class Registry:
         return its result. `retry`: call `fetch` again for a host that is unavailable.
 
         When all hosts fail, raises the kind of error of the last host, which is the registry
-        itself: NotFound, Unauthorized, PeerError (its message begins with RegistryUnavailable if
-        that host was unavailable), or InvalidSpec for an unusable certificate. The message has the
-        errors of all hosts, except for InvalidSpec.
+        itself. The message has the errors of all hosts, except for InvalidSpec.
+
+        - NotFound, Unauthorized.
+        - PeerError: its message begins with RegistryUnavailable if that host was unavailable.
+        - InvalidSpec: a certificate cannot be used.
         """
         failures: list[Error] = []
         for host in self._hosts:

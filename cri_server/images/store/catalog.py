@@ -560,8 +560,8 @@ def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
 
 
 def _name(entry: dict[str, Any]) -> Name:
-    """Parse the descriptor `entry` of index.json to a Name. The repository is "" when another
-    program wrote the descriptor without a name, or with a tag alone."""
+    """Parse the descriptor `entry` of index.json to a Name. The repository is "" when another tool,
+    such as skopeo, wrote the descriptor without a name, or with a tag alone."""
     target = Descriptor(str(entry["mediaType"]), str(entry["digest"]), int(entry["size"]))
     target.check("index.json")
     annotations = entry.get("annotations") or {}

@@ -329,8 +329,8 @@ class LayerMaker:
                 await self._commit_tar(folder, descriptor, diff_id, watch)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
-        """Move the tar in `folder`, which was made from the blob `layer`, into the store, and
-        record the pair of blob and diff id as verified. A tar that is stored already stays, because
+        """Move the tar in `folder`, which was made from the blob `layer`, into the store. Add the
+        pair of blob and diff id to the verified layers. A tar that is stored already stays, because
         it may be mounted and in the page cache."""
         async with self._commits.hold(f"tar {diff_id}", watch.paused()):
             if not self._files.has_tar(diff_id):

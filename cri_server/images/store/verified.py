@@ -35,7 +35,7 @@ class VerifiedLayers:
         self._decoded: set[tuple[str, str]] = set()  # layers of images that are not listed yet
 
     def add(self, blob: str, diff_id: str) -> None:
-        """Record that the blob with the digest `blob` was decoded to content with the digest
+        """Remember that the blob with the digest `blob` was decoded to content with the digest
         `diff_id`."""
         if len(self._decoded) >= REMEMBERED_LIMIT:
             self._decoded.clear()  # at worst these layers are downloaded again
