@@ -31,7 +31,8 @@ def config(server: Server, script: str = WORKLOAD, **changes: Any) -> api.Contai
 
 
 def count(server: Server, container: str) -> int:
-    return int(server.output(container, "sh", "-c", "cat /count || echo 0"))
+    # A script that writes /count in place leaves it empty for a moment.
+    return int(server.output(container, "sh", "-c", "cat /count || echo 0") or 0)
 
 
 def wait_beyond(server: Server, container: str, number: int) -> None:
