@@ -26,7 +26,7 @@ import msgspec
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.formats.reference import Reference, normal_registry, split_port
-from pyrunc.errors import PeerError, WrongState
+from pyrunc.errors import NotFound, PeerError, WrongState
 
 FOLDER = Path("/etc/pyrunc/credential-providers.d")
 FOLDER_VARIABLE = "PYRUNC_CREDENTIAL_PROVIDERS"
@@ -65,10 +65,6 @@ class _Response(msgspec.Struct):
 class _Secret(msgspec.Struct):
     username: str = msgspec.field(name="Username")
     secret: str = msgspec.field(name="Secret")
-
-
-class _NoLogin(PeerError):
-    """A helper has no login for the registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +165,7 @@ def from_helper(helper: str, key: str, server: str) -> api.AuthConfig | None:
         raise PeerError(f"credential helper {helper!r} is not the name of a program")
     try:
         secret = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
-    except _NoLogin:
+    except NotFound:
         return None
     if secret.username == TOKEN_USER:
         return api.AuthConfig(identity_token=secret.secret, server_address=server)
@@ -178,7 +174,7 @@ def from_helper(helper: str, key: str, server: str) -> api.AuthConfig | None:
 
 def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any) -> Any:
     """Run a provider or helper with `text` on stdin, and decode the JSON on its stdout as `kind`.
-    Raises _NoLogin if a helper has no login, else PeerError. The message of the PeerError does not
+    Raises NotFound if a helper has no login, else PeerError. The message of the PeerError does not
     quote stdout, which may contain a secret."""
     try:
         result = subprocess.run(
@@ -197,7 +193,7 @@ def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any)
             f"credential helper {command[0]} did not answer within {TIMEOUT_S:g} s"
         ) from None
     if result.returncode and result.stdout.strip() == NO_LOGIN:
-        raise _NoLogin(f"credential helper {command[0]} has no login")
+        raise NotFound(f"credential helper {command[0]} has no login")
     if result.returncode:
         reason = " ".join(result.stderr.decode(errors="replace").split())[:300]
         raise PeerError(
