@@ -5,8 +5,8 @@ The first file counts even if it is invalid, as under containerd: the next file,
 network, would give pods addresses in a network that the cluster does not know. Only files that are
 not JSON objects are skipped.
 
-The folder is checked for every pod, which is cheap: names, inodes, sizes and times are compared,
-and the files are parsed only when one has changed.
+The folder is checked for every pod. This is cheap: names, inodes, sizes and times are compared, and
+the files are parsed only when one has changed.
 """
 
 from __future__ import annotations

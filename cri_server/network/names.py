@@ -1,16 +1,18 @@
 """Names the pods' network namespaces: each namespace gets a bind mount in one folder, and plugins
 get the mount's path as CNI_NETNS.
 
-A plugin gets the same path for ADD, CHECK and DEL, even if the pod's shim is replaced. Add-ons
-mount the folder into their own pods and open the namespace there: Cilium by the last component of
-the path, Istio and Antrea by the whole path below /host, multus' daemon by the path itself. So the
-folder is /var/run/netns by default, spelled like in containerd and CRI-O, and the name is the
-sandbox's id.
+A plugin gets the same path for ADD, CHECK and DEL, even if the pod's shim is replaced. So the name
+is the sandbox's id, and the folder is /var/run/netns by default, spelled like in containerd and
+CRI-O. Add-ons mount this folder into their own pods and open the namespace there:
+
+- Cilium by the last component of the path;
+- Istio and Antrea by the whole path below /host;
+- multus' daemon by the path itself.
 
 Only `NetworkService` makes a name, before ADD, and removes it, after DEL: when a pod is stopped,
 when an ADD is rolled back, and when a restarted server cleans up unfinished or unrecorded pods. The
-bind mount keeps the namespace alive, so that it still exists at DEL when the pod's shim has been
-killed.
+bind mount keeps the namespace alive. So the namespace still exists at DEL when the pod's shim has
+been killed.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def find(folder: Path, configurations: Path) -> list[PluginProgram]:
     programs = []
     try:
         entries = sorted(folder.iterdir())
-        # A user who can write to the folder can replace a program in it, and it runs as root.
+        # A user who can write to the folder can replace an executable in it, which runs as root.
         if _others_write(folder):
             log.error("NRI: no plugin is started: users other than root can write to %s", folder)
             return []

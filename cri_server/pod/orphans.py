@@ -65,7 +65,7 @@ def read_records(paths: Paths, container: Container) -> None:
         pass
     except Error as error:
         log.error("container %s: cannot read its exit record: %s", container.id, error)
-        # The exit was written, so the container has ended, even if the record cannot be read.
+        # The exit was written, so the container has ended, even if exit.json cannot be read.
         container.set_exit(Exit.unknown(time.time_ns(), error.message))
     try:
         state = State.read(folder)

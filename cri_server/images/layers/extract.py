@@ -378,9 +378,12 @@ class _Extractor:
         self, folder: int, done: list[bytes], name: bytes, make: bool
     ) -> tuple[int, bytes] | None:
         """Prepare to enter `name` in the directory `folder`, whose path has the components `done`.
-        Return None when `name` is a directory, or was made one (only with `make`); return (inode,
-        target) for a symbolic link. Raises BadLayer when `name` is missing and not `make`, OSError
-        (ENOTDIR) for another kind of file."""
+
+        - A directory: return None. With `make`, a missing directory is made first.
+        - A symbolic link: return (inode, target).
+        - Missing, without `make`: raises BadLayer.
+        - Another kind of file: raises OSError (ENOTDIR).
+        """
         path = b"/".join([*done, name])
         try:
             status = os.lstat(name, dir_fd=folder)

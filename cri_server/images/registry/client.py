@@ -3,9 +3,9 @@ and errors disclose no secret.
 
 It uses urllib3 in threads, and registers every socket, so that `abort` wakes the threads that wait
 for a server. A response may send the client to another server (redirect, token server), but not
-from https to http. Loopback and link-local addresses (169.254.0.0/16: cloud metadata) are refused
-unless the registry itself is on this machine. The peer's address is checked after connecting,
-before a byte is sent.
+from https to http. The other server may have a loopback or link-local address (169.254.0.0/16:
+cloud metadata) only if the registry's host has one, too. The peer's address is checked after
+connecting, before a byte is sent.
 """
 
 from __future__ import annotations

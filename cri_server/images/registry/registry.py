@@ -80,12 +80,12 @@ class Registry:
 
     def resolve(self, stored: Mapping[str, Descriptor]) -> tuple[Descriptor, bytes | None]:
         """Return the descriptor of the manifest or index that the reference means now, and its
-        content; the content is None if the descriptor is in `stored`.
+        content; the content is None if the descriptor is in `stored`. Raises NotFound,
+        Unauthorized, PeerError, InvalidSpec (hosts.toml).
 
         `stored`: by digest, the descriptors of this repository in the store. If there are any, a
-        HEAD asks for the current digest, and a GET follows only for a digest that is not stored,
-        because Docker Hub's rate limit counts GETs of manifests, but not HEADs. Raises NotFound,
-        Unauthorized, PeerError, InvalidSpec (hosts.toml).
+        HEAD asks for the current digest, and a GET follows only for a digest that is not stored.
+        Docker Hub's rate limit counts GETs of manifests, but not HEADs.
         """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE

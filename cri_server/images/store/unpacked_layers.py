@@ -186,7 +186,7 @@ class Layers:
 def refuse_links(folder: str) -> None:
     """Check that `folder` has a directory as its tree and a regular file as its record, before they
     are opened by name. A malicious layer could have made the process that unpacked it leave a
-    symbolic link or a pipe there. Raises NotFound when either is missing, DamagedRecord when
+    symbolic link or a pipe there. Raises NotFound when either is missing. Raises DamagedRecord when
     either has another type or is too large."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
         try:

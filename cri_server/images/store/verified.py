@@ -1,4 +1,4 @@
-"""Records which blobs were decoded to which layers, so that an image may share a stored layer.
+"""Remembers which blobs were decoded to which layers, so that an image may share a stored layer.
 
 A pull may use stored content only if the registry serves the image's manifest and configuration to
 the pull's credentials. A registry grants pulls per repository (distribution's token scope
@@ -6,16 +6,16 @@ the pull's credentials. A registry grants pulls per repository (distribution's t
 because any user may write any digest into a manifest:
 
 - The configuration is fetched with each pull and its digest checked. It is never taken from the
-  store by its digest, the image id, which `kubectl` shows to everyone who may see the pod.
+  store by its digest. That is the image id, which `kubectl` shows to everyone who may see the pod.
 - A manifest is taken from the store only for the repository that has served it before, and only if
   a HEAD with these credentials shows that the reference still means it.
 - A stored layer (blob, tar or folder) is shared only with a manifest that names both its blob and
   its diff id, and only if that blob was decoded to that diff id on this node. Any other pair of
   digests is downloaded and verified.
 
-A HEAD of each layer would prove no more, because an attacker's registry can answer each with 200.
-A client that knows both digests of a layer must have got them from a registry that served the
-content to this client as well.
+A HEAD of each layer would prove no more, because an attacker's registry can answer each with 200. A
+client that knows both digests of a layer must have got them from a registry that served the content
+to this client as well.
 """
 
 from __future__ import annotations

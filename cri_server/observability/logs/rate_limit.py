@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from cri_server.observability.logs.fields import add_to
 
-BURST_S = 4.0  # a burst may have as many records as this many seconds
+BURST_S = 4.0  # a burst may have as many messages as this many seconds
 KINDS_LIMIT = 1024
 
 _Kind = tuple[str, int, str]
@@ -30,7 +30,7 @@ class RateLimit(logging.Filter):
         super().__init__()
         self._clock = clock
         self._per_second, self._size = per_second, max(1.0, per_second * BURST_S)
-        # Tokens, the time when they were counted, suppressed records.
+        # Tokens, the time when they were counted, suppressed messages.
         self._buckets: dict[_Kind, list[float]] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
