@@ -63,8 +63,8 @@ class ServerConfig(ConfigTable):
     state: Annotated[
         str,
         at_restart(
-            "A folder on a tmpfs for sockets and facts of this boot. It belongs to `root`: while "
-            "pods of this boot exist, the server refuses another pair."
+            "A folder on a tmpfs for sockets and files that are valid until the next boot. It "
+            "belongs to `root`: while pods of this boot exist, the server refuses another pair."
         ),
     ] = DEFAULT_STATE
     log_level: Annotated[
@@ -157,14 +157,14 @@ class RegistryConfig(ConfigTable):
     config_path: Annotated[
         str,
         explained(
-            "Folders with HOST/hosts.toml files in the form of containerd's certs.d, separated by "
-            "`:`. The first folder that has a host counts. Empty: none."
+            "Folders with HOST/hosts.toml files, laid out as containerd's certs.d, separated by "
+            "`:`. The first one that has a folder for the host is used. Empty: none."
         ),
     ] = ""
     signature_policy: Annotated[
         str,
         explained(
-            "A file in the form of containers-policy.json(5) that decides which images may be "
+            "A file in the format of containers-policy.json(5) that decides which images may be "
             "pulled, with the requirements insecureAcceptAnything, reject and sigstoreSigned. "
             "Empty: all images."
         ),
