@@ -28,8 +28,8 @@ from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
-# Record fields whose form differs from the object's. The record names the pause process `holder`,
-# because other versions of the server read it.
+# Record fields that are converted between record and object. The record's field `holder` is the
+# object's `pause`, because other versions of the server read the record by this name.
 _SANDBOX_CONVERTED = ("config", "holder", "selinux")
 _CONTAINER_CONVERTED = ("config", "user", "resources")
 AnyMessage = TypeVar("AnyMessage", bound=Message)

@@ -53,7 +53,7 @@ class PauseRequest(RecordFile):
     the default label starts the process's domain.
     """
 
-    # Earlier builds of version 0.1.0 write holder.json.
+    # Earlier builds of version 0.1.0 write this file under the name holder.json.
     name, earlier_name = "pause.json", "holder.json"
     namespaces: dict[str, str]
     cgroup: CgroupChoice = CgroupChoice()

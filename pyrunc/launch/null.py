@@ -1,5 +1,5 @@
-"""Makes null devices for processes in containers. Each is an inode of its own, in a detached tmpfs
-of ours.
+"""Makes null devices for processes in containers. Each device is a separate inode in a detached
+tmpfs that only this runtime uses.
 
 If stdin were the host's /dev/null, the container's root could change the mode and owner of that
 inode for the whole machine. fchmod(2) and fchown(2) on the descriptor need only CAP_FOWNER and

@@ -317,7 +317,7 @@ def executable(lowest: int = 0) -> int:
                 return number
         except OSError:
             pass
-    # Once per process, for an executable of 2 KB. runc protects itself by a copy of its own for
+    # This process copies the launcher (2 KB) to a sealed memfd once. runc copies its executable for
     # each start, which takes some 9 ms (runc PR 4448).
     number = open_program(LAUNCHER)
     if number < lowest:

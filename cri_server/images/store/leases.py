@@ -35,7 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether `key` has a lease besides the one that the caller holds, or whether a
-        lease on EVERYTHING, whoever holds it, prevents all collections."""
+        """Return whether a lease prevents the caller from removing `key`: a second lease on `key`
+        beside the caller's, or any lease on EVERYTHING, also one of the caller."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys
