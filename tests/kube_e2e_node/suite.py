@@ -62,6 +62,8 @@ KUBELET = {
         "nodefs.available": "1%",
         "memory.available": "50Mi",
     },
+    # kubelet collects no images, however full the disk of this machine is.
+    "imageGCHighThresholdPercent": 100,
 }
 
 

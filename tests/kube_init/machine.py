@@ -32,6 +32,8 @@ KUBELET = {
         "nodefs.available": "1%",
         "memory.available": "50Mi",
     },
+    # kubelet collects no images, however full the disk of this machine is.
+    "imageGCHighThresholdPercent": 100,
 }
 PROXY = {
     "kind": "KubeProxyConfiguration", "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",

@@ -345,6 +345,8 @@ class Node:
                 "nodefs.available": "1%",
                 "memory.available": "50Mi",
             },
+            # kubelet collects no images, however full the disk of this machine is.
+            "imageGCHighThresholdPercent": 100,
             "makeIPTablesUtilChains": False,
             "clusterDNS": ["10.96.0.10"],
             "clusterDomain": "cluster.local",
