@@ -1,4 +1,4 @@
-"""Writes files that survive a crash: whole under a temporary name, then renamed. JSON files carry a
+"""Writes files that survive a crash: whole under a temporary name, then renamed. JSON files have a
 version.
 
 A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and
@@ -32,13 +32,13 @@ ENDING = ".tmp"  # of temporary files
 
 
 class DamagedRecord(Error):
-    """A record cannot be read: not JSON, not an object, or written by a newer version."""
+    """A JSON file cannot be read: not JSON, not an object, or written by a newer version."""
 
     kind = "internal"
 
 
 class NewerRecord(DamagedRecord):
-    """A record was written by a newer version."""
+    """A JSON file was written by a newer version of pyrunc."""
 
 
 def write_bytes(
@@ -50,9 +50,12 @@ def write_bytes(
     named: bool = True,
     named_first: bool = False,
 ) -> None:
-    """Replace the file `path` by `content`; a reader sees the earlier or the new content, never a
-    part. `durable`: fsync the file, and its folder unless `named` is False. `named_first`: rename
-    before the file's fsync.
+    """Replace the file `path` by `content`. A reader sees the earlier or the new content, never a
+    part.
+
+    - `durable`: fsync the file and its folder
+    - `named`: with `durable`, False: do not fsync the folder
+    - `named_first`: rename before the file's fsync
 
     Raises OSError with the file's name, after removing the temporary file. If a write with
     `named_first` fails after the rename, `path` itself is removed.
@@ -127,14 +130,14 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
 
 
 def is_unwritten(path: str | os.PathLike[str]) -> bool:
-    """Tell whether the file is empty: if `named_first` wrote it, a power cut came before its fsync.
-    Raises OSError."""
+    """Tell whether the file is empty. A file that `named_first` wrote is empty if a power cut came
+    before its fsync. Raises OSError."""
     return os.path.getsize(path) == 0
 
 
 def remove_leftovers(folder: str) -> None:
-    """Remove the temporary files that killed writers have left in `folder`. Call it while no
-    process writes there. Raises OSError."""
+    """Remove the temporary files that killed writers have left in `folder`. No process may write
+    there at the same time. Raises OSError."""
     for name in os.listdir(folder):
         if name.endswith(ENDING):
             os.unlink(f"{folder}/{name}")

@@ -1,6 +1,6 @@
 """Passes debug messages of the runtime to a listener (`--debug`). Without a listener a call costs
-next to nothing. The standard library's logging is not used, because its import alone takes longer
-than a whole command."""
+next to nothing. The standard library's logging is not used, because its import takes longer than a
+whole command."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def listen(listener: Callable[[str], object] | None) -> None:
 
 
 def on() -> bool:
-    """Tell whether there is a listener; callers ask before they build an expensive message."""
+    """Tell whether there is a listener. Callers check this before they build an expensive
+    message."""
     return _listener is not None
 
 
 def say(text: str, *values: object) -> None:
-    """Send `text % values` to the listener; formats nothing without one."""
+    """Send `text % values` to the listener. Without a listener nothing is formatted."""
     if _listener is not None:
         _listener(text % values if values else text)

@@ -44,8 +44,8 @@ NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
 def rehearse(folder: str) -> list[int]:
-    """Plan a container and run `state` and `delete` a few times, with files in `folder`, which is
-    made and removed. Returns the exit codes of the commands.
+    """Plan a container, and run `state` and `delete` on it a few times. Returns the exit codes of
+    the commands. `folder` is made for the files, and removed.
 
     Stops early, without an error, where no container can be made: for an ordinary user, whose
     containers need a user namespace, and in a chroot without /proc, in which a package may be
@@ -121,9 +121,9 @@ def _configuration() -> dict[str, Any]:
 
 
 def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> ContainerProcess:
-    """Compile the container's program, then store this process in the container's state as its
-    init, and return it. Starts nothing. Ignores errors of compiling, because rights may be
-    lacking."""
+    """Compile the container's launch without running it. Then store this process in the container's
+    state as the container's init, and return this process. Ignores errors of compiling, because
+    rights may be lacking."""
     try:
         with Undo() as undo, NamedDescriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)

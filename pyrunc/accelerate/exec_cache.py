@@ -1,4 +1,5 @@
-"""Stores the programs of execs, so that a repeated exec needs no parsing, planning or lowering.
+"""Stores the programs of execs in files, so that a repeated exec needs no parsing, planning or
+lowering.
 
 Probes run the same command every few seconds. A program has no pids and no descriptors, so it can
 be run again as long as its inputs are the same. The cache `key` has these inputs: the container's
@@ -9,7 +10,7 @@ Only plain requests are cached: without a terminal, console socket, extra descri
 They must also come from root of the initial user namespace: for any other user, the parent of the
 new process must enter the container's user namespace first.
 
-If a stored program fails before its execve, no error is raised: the caller then compiles the exec,
+If a stored program fails before its execve, no error is raised. The caller then compiles the exec,
 which reports the cause.
 """
 
@@ -54,8 +55,11 @@ OWN_RIGHTS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
 
 
 class StoredProgram(Value):
-    """A stored program of an exec. `owner`: the host's id of the user who owns the exec's standard
-    streams; `warnings`: the warnings of the exec's plan."""
+    """A stored program of an exec.
+
+    - `owner`: the uid on the host of the user who owns the exec's standard streams
+    - `warnings`: the warnings of the exec's plan
+    """
 
     lowered: LoweredProgram
     owner: int
@@ -71,8 +75,8 @@ def key(
     """Return the key under which an exec's program is cached. Return None for a request that is
     never cached, and when the container's /etc or /etc/passwd is a symlink.
 
-    The key covers the container's state and files, this process's rights, and the request:
-    `options` and `arguments` of the command line, and `document`, the content of --process.
+    - `options`, `arguments`: the command line of the exec
+    - `document`: the content of --process
     """
     if options["tty"] or options["preserve_fds"] or options["cgroup"] or options["console_socket"]:
         return None
@@ -126,13 +130,16 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
 def store(
     state: State, program_key: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
 ) -> None:
-    """Store `lowered`, the LoweredProgram of an exec that has started, under `program_key`, which
-    `key` returned. `owner`: the host's id of the user who owns the exec's standard streams;
-    `warnings`: the warnings of the exec's plan.
+    """Store the program of an exec that has started, for later execs with the same key. Ignores a
+    file that cannot be written.
+
+    - `program_key`: the result of `key`
+    - `owner`: the uid on the host of the user who owns the exec's standard streams
+    - `warnings`: the warnings of the exec's plan
 
     A program is not stored if it needs other descriptors than DESCRIPTORS, or if none of its
-    operations reports the new process's pid (`Program.pid_op`). Ignores a file that cannot be
-    written. If the container has AT_MOST programs, they are removed first.
+    operations reports the new process's pid (`Program.pid_op`). If the container has AT_MOST
+    programs, they are removed first.
     """
     if not set(lowered.numbers) <= DESCRIPTORS or lowered.program.pid_op is None:
         return

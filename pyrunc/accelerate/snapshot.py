@@ -1,9 +1,9 @@
-"""The Python side of the program `pyrunc` (front.c). The program imports what commands need once,
-and starts each command from a snapshot of that memory.
+"""The Python side of the executable `pyrunc` (front.c), which starts each command from a snapshot
+of its memory after all imports.
 
-`prepare` runs when the program is installed, before the snapshot is taken. `resume` runs in each
-command, in a copy of the snapshot. So `prepare` must not store anything that differs between two
-processes: environment, time, descriptors, pids.
+`prepare` runs at installation, before the snapshot is taken. `resume` runs in each command, in a
+copy of the snapshot. So `prepare` must not store anything that differs between two processes:
+environment, time, descriptors, pids.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 def prepare(path: str) -> bytes:
     """Import the commands' modules and rehearse commands, before the snapshot is taken. Returns a
-    stamp for each source file, so that a changed file is noticed: mtime in ns and size as signed 64
-    bits, the path, a zero byte.
+    stamp for each source file, by which `pyrunc` later detects a changed file.
 
+    A stamp is the mtime in ns and the size, each as signed 64 bits, then the path and a zero byte.
     `path`: where the snapshot will be. Raises ImportError when a module lies in a shared object.
     """
     for name in MODULES:
@@ -126,8 +126,8 @@ def resume(
 
 
 def _stream(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper | None:
-    """Return the standard stream as the interpreter makes it at its start; None when the
-    descriptor is closed."""
+    """Return a new standard stream on the descriptor `number`, with the settings of the
+    interpreter's start; None when the descriptor is closed."""
     try:
         posix.fstat(number)
     except OSError:

@@ -1,5 +1,5 @@
-"""Converts OCI `linux.resources` to the contents of cgroup v2 files. This module does no I/O.
-`settings` returns the writes in the order in which the caller must make them.
+"""Converts OCI `linux.resources` to the contents of cgroup v2 files, without I/O. `settings`
+returns the writes in the order in which the caller must make them.
 
 A `CgroupSetting` is one write(2). Some contents depend on the file's present content: a quota
 without a period keeps the period. For these the caller passes a function that reads a file of the
@@ -92,9 +92,12 @@ def io_weight(blkio_weight: int) -> int:
 
 
 def swap_max(memory: Mapping[str, Any]) -> int | None:
-    """Return the value of memory.swap.max in bytes from OCI's `limit` and `swap`, which is the sum
-    of memory and swap; -1 for unlimited, None to leave the file unchanged. Raises InvalidSpec for a
-    `swap` other than -1 that is below `limit`, or that has no `limit` beside it."""
+    """Return the value of memory.swap.max in bytes from OCI's `limit` and `swap`, where `swap` is
+    the sum of memory and swap. -1 means unlimited, None leaves the file unchanged.
+
+    Raises InvalidSpec for a `swap` other than -1 that is below `limit`, or that has no `limit`
+    beside it.
+    """
     limit, swap = int(memory.get("limit") or 0), int(memory.get("swap") or 0)
     # As in runc, for callers that know v1: memory without a limit lifts the limit of swap as well.
     if limit == -1 and swap == 0:

@@ -1,7 +1,7 @@
-"""Compiles OCI `resources.devices` to an eBPF program. For each access bit (mknod, read, write),
-the last rule that names it decides.
+"""Compiles OCI `resources.devices` to an eBPF filter. For each access bit (mknod, read, write), the
+last rule that names it decides.
 
-The program walks the rules from the last to the first with the set of access bits that are still
+The filter walks the rules from the last to the first with the set of access bits that are still
 undecided. An allow rule removes its bits from the set; once the set is empty, the access is
 allowed. A deny rule that names an undecided bit refuses the access, and so do bits that are
 undecided at the end. The defaults that every container gets are added after the caller's rules.
@@ -32,8 +32,12 @@ Instruction = tuple[int, int, int, int, int]  # opcode, destination, source, jum
 
 
 class DeviceRule(Value):
-    """A device rule. `kind`: 0 any device, 1 block, 2 character; `major`, `minor`: None for any
-    number; `bits`: the sum of the access bits, which are 1 mknod, 2 read, 4 write."""
+    """A device rule.
+
+    - `kind`: 0 any device, 1 block, 2 character
+    - `major`, `minor`: None for any number
+    - `bits`: the sum of the access bits, which are 1 mknod, 2 read, 4 write
+    """
 
     allow: bool
     kind: int
@@ -90,7 +94,8 @@ def _number(device: Mapping[str, Any], key: str) -> int | None:
 
 
 def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return eBPF instructions for the caller's rules and the defaults. Raises InvalidSpec."""
+    """Return the filter for the caller's rules and the defaults, as eBPF instructions. Raises
+    InvalidSpec."""
     if isinstance(devices, str) or any(not hasattr(rule, "get") for rule in devices):
         raise InvalidSpec("linux.resources.devices", "must be a list of objects")
     from pyrunc.kernel.bpf import INSTRUCTION
@@ -103,8 +108,8 @@ def program(devices: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
-    """Return the instructions for `rules`, from the last rule to the first. Rules before one that
-    matches everything are left out."""
+    """Return the filter's instructions for `rules`, from the last rule to the first. Rules before a
+    rule that matches everything are left out."""
     code: list[Instruction] = [
         (LOAD32, TYPE, CONTEXT, 0, 0),
         (MOVE32, BITS, TYPE, 0, 0),
@@ -124,8 +129,8 @@ def assemble(rules: Sequence[DeviceRule]) -> list[Instruction]:
 
 
 def _rule_code(rule: DeviceRule) -> list[Instruction]:
-    """Return the instructions of one rule. A device that the rule does not match jumps over all of
-    the rule's instructions."""
+    """Return the instructions of one rule. For a device that the rule does not match, they jump to
+    the next rule."""
     body: list[Instruction] = []
     if not rule.allow:
         body += [(JUMP_IF_SET, BITS, 0, 1, rule.bits), (JUMP, 0, 0, 2, 0), *_answer_code(0)]

@@ -1,9 +1,9 @@
 """One container's cgroup on the v2 tree, for create, the shim and the server.
 
 `create` makes the group. The first process is cloned into it (`open_directory`, CLONE_INTO_CGROUP)
-or moved there by `attach`; then call `occupied`. `apply` and `set_devices` set the limits, `kill`
-and `remove` end it. Another process can do all this with the group's `record`, because the group
-itself is the only state.
+or moved there by `attach`. Afterwards the caller calls `occupied`. `apply` and `set_devices` set
+the limits, `kill` and `remove` end the group. Another process can do all this with the result of
+`record`, because the group itself is the only state.
 
 With the systemd driver the group is a scope. systemd makes no scope without a process, so a
 placeholder process stays in it until `occupied`.
@@ -37,7 +37,7 @@ UNMANAGED_BY_SYSTEMD = frozenset({"hugetlb", "misc", "rdma"})
 
 class Placeholder:
     """The first process of a systemd scope, which waits until its pipe's `write_end` is closed.
-    `pid`: the first process's pid, 0 if another process is its parent."""
+    `pid`: its pid; 0 if it is not our child."""
 
     __slots__ = ("pid", "write_end")
 
@@ -52,8 +52,8 @@ class Placeholder:
 
 
 class Cgroup:
-    """A control group. `path`: its path in the v2 tree; `driver`: `cgroupfs` or `systemd`, for
-    which `slice` and `unit` are set, too."""
+    """A control group. `path`: its path in the v2 tree. `driver`: `cgroupfs` or `systemd`; only
+    with `systemd` `slice` and `unit` are set."""
 
     __slots__ = ("_placeholder", "driver", "path", "slice", "unit")
 
@@ -68,13 +68,13 @@ class Cgroup:
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
-        """Return the group that a `record` in a state file names."""
+        """Return the group whose fields a state file has stored (`record`)."""
         return cls(
             record["path"], record["driver"], record.get("slice", ""), record.get("unit", "")
         )
 
     def record(self) -> dict[str, str]:
-        """Return the fields that a state file stores of the group, for `from_record`."""
+        """Return the fields by which a state file names the group, for `from_record`."""
         fields = {"path": self.path, "driver": self.driver}
         return fields | ({"slice": self.slice, "unit": self.unit} if self.unit else {})
 
@@ -181,8 +181,8 @@ class Cgroup:
         return cgroup.open_group(self.directory)
 
     def reach(self) -> None:
-        """Make sure that this process can clone children into the group. An ordinary user's process
-        may be moved to another group for that."""
+        """Make sure that this process can clone children into the group. For an ordinary user, this
+        may move the process to another group."""
         if self.driver == "systemd" and not is_machine_root():
             from pyrunc.cgroups import scope
 
@@ -196,30 +196,31 @@ class Cgroup:
         cgroup.write(self.directory, "cgroup.procs", str(pid))
 
     def occupied(self) -> None:
-        """End the placeholder process of a systemd scope. Call it once the container's first
-        process is in the group. Does nothing for cgroupfs."""
+        """End the placeholder process of a systemd scope, which the caller no longer needs once the
+        container's first process is in the group. Does nothing for cgroupfs."""
         if self._placeholder is not None:
             self._placeholder.end()
             self._placeholder = None
 
     def release_placeholder(self) -> int | None:
         """Return the write end of the pipe at which a systemd scope's placeholder process waits;
-        the caller closes it. The scope lives at least as long as a process has the write end open.
-        None when there is no placeholder."""
+        None without a placeholder. The caller closes it. The scope lives at least as long as a
+        process has the write end open."""
         placeholder, self._placeholder = self._placeholder, None
         return None if placeholder is None else placeholder.write_end
 
     def take_placeholder(self, write_end: int) -> None:
-        """Take over the placeholder behind `write_end`, which `release_placeholder` returned in
-        another process; `occupied` ends it."""
+        """Take over the placeholder process of a systemd scope from another process, so that
+        `occupied` ends it. `write_end`: the result of `release_placeholder` in the other
+        process."""
         self._placeholder = Placeholder(write_end)
 
     def give_to(self, uid: int) -> None:
         """Make `uid` the owner of the group and of its delegated files. The user can then make
         groups below and move processes there, but not change this group's limits.
 
-        Does nothing for an id that our user namespace does not map: setresuid(2) reports it later.
-        Raises KernelError.
+        Does nothing for an id that our user namespace does not map, because setresuid(2) reports it
+        later. Raises KernelError.
         """
         for path in (
             self.directory,
@@ -242,9 +243,9 @@ class Cgroup:
     def apply(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
         """Write OCI `linux.resources` (all but `devices`). Returns warnings, a line each.
 
-        `missing_controllers`: a limit whose controller is not on the v2 tree is an Unsupported
-        error ("error") or a warning ("warn"). Raises InvalidSpec for contradictions,
-        InvalidArgument for a value that the kernel refuses, KernelError.
+        `missing_controllers`: `error` or `warn`, for a limit whose controller is not on the v2
+        tree. `error` raises Unsupported. Raises InvalidSpec for contradictions, InvalidArgument for
+        a value that the kernel refuses, KernelError.
         """
         from pyrunc.cgroups import limits
 
@@ -268,7 +269,7 @@ class Cgroup:
         return limits.replace(self.directory, resources, missing_controllers, then)
 
     def set_devices(self, rules: Sequence[Mapping[str, Any]]) -> None:
-        """Load the device filter of OCI `resources.devices` and of the default devices, in place of
+        """Load the device filter for OCI `resources.devices` and the default devices. It replaces
         an earlier filter. Raises InvalidSpec, KernelError."""
         from pyrunc.cgroups import device_filter
         from pyrunc.kernel import bpf
@@ -280,8 +281,8 @@ class Cgroup:
     # -- facts
 
     def processes(self) -> list[int]:
-        """Return the pids of the group and of all groups below, as seen from our pid namespace;
-        none when it is gone."""
+        """Return the pids of the group and of all groups below, as seen from our pid namespace.
+        Empty when the group is gone."""
         pids: set[int] = set()
         # Nearly every container: one read in place of a walk, for statistics that kubelet asks for
         # all the time.
@@ -293,7 +294,8 @@ class Cgroup:
         return sorted(pids)
 
     def populated(self) -> bool:
-        """Tell whether any living process is in the group or below; False when it is gone."""
+        """Tell whether any living process is in the group or below. False when the group is
+        gone."""
         return cgroup.keyed(cgroup.read(self.directory, "cgroup.events")).get("populated") == 1
 
     def frozen(self) -> bool:
@@ -323,8 +325,8 @@ class Cgroup:
     # -- freezer, end
 
     def freeze(self, timeout_s: float = FREEZE_TIMEOUT_S) -> None:
-        """Freeze every process of the group, and return when all are frozen. If they are not in
-        time, thaws them again and raises DeadlineExceeded."""
+        """Freeze every process of the group, and return when all are frozen. If this takes longer
+        than `timeout_s`, thaw them and raise DeadlineExceeded."""
         self._require_own()
         cgroup.write(self.directory, "cgroup.freeze", "1")
         if not cgroup.wait_event(self.directory, "frozen", 1, timeout_s):

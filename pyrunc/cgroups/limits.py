@@ -1,7 +1,7 @@
-"""Writes limits to a group's cgroup files in order; can restore the old values after a failure.
+"""Writes limits to a group's cgroup files in order, and restores the old values after a failure.
 
-On a hybrid host most controllers live on v1, where they are left alone. The caller decides by
-`missing_controllers` whether a limit of such a controller is an error or a warning.
+On a hybrid host most controllers are on v1, where this module leaves them alone.
+`missing_controllers` decides whether a limit of such a controller is an error or a warning.
 """
 
 from __future__ import annotations
@@ -37,9 +37,11 @@ NO_LIMIT = {
 
 
 def write(directory: str, resources: Mapping[str, Any], missing_controllers: str) -> list[str]:
-    """Write all of `resources` to the group's files; returns warnings. Stops at the first failure:
-    raises InvalidSpec for contradictions, InvalidArgument for a value that the kernel refuses,
-    KernelError, and Unsupported for a missing controller if `missing_controllers` is "error"."""
+    """Write all of `resources` to the group's files; returns warnings. Stops at the first failure.
+
+    Raises InvalidSpec for contradictions, InvalidArgument for a value that the kernel refuses,
+    KernelError, and Unsupported for a missing controller if `missing_controllers` is "error".
+    """
     _check_choice(missing_controllers)
     notes = convert.warnings(resources)
     refused = []
@@ -102,7 +104,7 @@ def _try_write(directory: str, setting: CgroupSetting) -> KernelError | None:
 
 
 def _restoring_writes(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
-    """Return the writes that restore the file which `changed` overwrites; none for a file that is
+    """Return the writes that restore the file which `changed` overwrites. None for a file that is
     missing or cannot be read, such as memory.reclaim."""
     try:
         content = cgroup.read(directory, changed.file)

@@ -4,8 +4,8 @@ cgroupfs: an absolute path begins at the root of the v2 tree. A relative or abse
 the parent of the runtime's own cgroup, because a group with processes cannot enable controllers for
 its children.
 
-systemd: the path is `slice:prefix:name`. The scope `prefix-name.scope` is below the slice, and the
-slice `a-b.slice` is below `a.slice` (systemd.slice(5)).
+systemd: the path is `slice:prefix:name`. The result is `prefix-name.scope` below the slice. A slice
+`a-b.slice` is below `a.slice` (systemd.slice(5)).
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ ACCOUNTING = ("CPUAccounting", "MemoryAccounting", "IOAccounting", "TasksAccount
 
 
 def _fork_placeholder() -> Placeholder:
-    """Fork a child that waits on a pipe and exits when every process that had the pipe's write end
-    has closed it or ended."""
+    """Fork a child that waits on a pipe. The child exits when no process has the pipe's write end
+    open any more."""
     read_end, write_end = os.pipe()
     # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
     pid = os.fork()
@@ -57,7 +57,7 @@ def start(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Placeholder | None:
     """Start the group's unit, a scope or a slice, and set the group's path to the one that systemd
-    chose. Returns a scope's placeholder process. None for a slice, which needs no process.
+    chose. Returns a scope's placeholder process. A slice needs no process, so the result is None.
 
     Raises PeerError, DeadlineExceeded, Unsupported (no D-Bus), InvalidSpec.
     """
@@ -86,7 +86,7 @@ def start(
 
 def reach(group: Cgroup) -> None:
     """Make sure that this process can clone children into the group. If it may not move processes
-    there, systemd first moves it into a new scope, which ends with it. Raises PeerError,
+    there, systemd moves this process into a new scope, which ends with it. Raises PeerError,
     DeadlineExceeded, Unsupported.
 
     A process may be moved only by a process that may write to a common ancestor of the old and the
@@ -132,8 +132,8 @@ def _unit_properties(group: Cgroup, placeholder: Placeholder | None) -> list[Pro
 
 
 def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
-    """Send new limits to systemd, which would otherwise write the old limits again. Raises
-    PeerError, DeadlineExceeded."""
+    """Send new limits to systemd, which would otherwise restore the old limits. Raises PeerError,
+    DeadlineExceeded."""
     from pyrunc.kernel.systemd import Systemd
 
     properties = [p for p in scope_properties.properties(resources) if p[0] not in FIXED_AT_START]
@@ -143,8 +143,8 @@ def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
 
 
 def stop(group: Cgroup) -> None:
-    """Stop the group's unit. If systemd fails, this is an error only while the group has processes,
-    because a scope ends with its last process. Raises Error."""
+    """Stop the group's unit. A failure of systemd raises Error only while the group has processes,
+    because a scope ends with its last process."""
     if not group.exists():
         return
     from pyrunc.kernel.systemd import Systemd

@@ -1,8 +1,8 @@
 """Converts OCI resources to properties of a systemd unit, without I/O.
 
-systemd writes the cgroup files again when it reloads its units, and would undo limits that it does
-not know. So limits are written to the files and sent to systemd. A property's value is (D-Bus
-signature, value). Source: systemd.resource-control(5), org.freedesktop.systemd1(5).
+When systemd reloads its units, it writes the cgroup files again, and would undo limits that it does
+not know. So limits are written to the files and sent to systemd. A property's value is a pair
+(D-Bus signature, value). Source: systemd.resource-control(5), org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ UNSIGNED = {"byte": "y", "uint16": "q", "uint32": "u", "uint64": "t"}
 
 
 def properties(resources: Mapping[str, Any]) -> list[Property]:
-    """Return the systemd properties for those resources that systemd manages; a limit in `unified`
-    replaces the same limit of another field. Raises InvalidSpec."""
+    """Return the systemd properties for those resources that systemd manages. A limit in `unified`
+    replaces the same limit in another field. Raises InvalidSpec."""
     by_name = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
     limit = (resources.get("pids") or {}).get("limit")
     if limit is not None:
@@ -63,8 +63,11 @@ _CPUSETS = {"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}
 
 def quota_per_second(quota: int, period: int) -> int:
     """Convert a CPU quota per period, both in microseconds, to microseconds of CPU time per second
-    (CPUQuotaPerSecUSec). The result is rounded up to whole percents of a CPU, because systemd keeps
-    no finer value and no container may get less than its quota. A negative quota is INFINITY."""
+    (CPUQuotaPerSecUSec). A negative quota is INFINITY.
+
+    The result is rounded up to whole percents of a CPU: systemd has no finer values, and no
+    container may get less than its quota.
+    """
     if quota < 0:
         return INFINITY
     # Both divisions round up.
@@ -133,11 +136,11 @@ def _number(file: str, text: str) -> int:
 
 
 def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
-    """Parse annotations `org.systemd.property.NAME: value`, with the value as GVariant text:
-    strings, booleans, numbers, arrays of strings.
+    """Parse annotations `org.systemd.property.NAME: value`. The value is GVariant text: a string,
+    boolean, number or array of strings. Raises InvalidSpec.
 
-    The value of a NAME that ends in Sec, but not in USec, is in seconds; it is sent in microseconds
-    under the name with USec. Raises InvalidSpec.
+    The value of a NAME that ends in Sec, but not in USec, is in seconds. It is sent in microseconds
+    under the name with USec.
     """
     properties = []
     for key, text in annotations.items():

@@ -15,8 +15,8 @@ PRESSURE = ("cpu", "memory", "io")
 
 
 class Memory(Value):
-    """The files of the memory controller, in bytes; None for a missing file, and for a limit of
-    `max`. `stat` and `events`: memory.stat and memory.events as numbers by name."""
+    """The files of the memory controller, in bytes. None for a missing file, and for a limit of
+    `max`. `stat` and `events`: the numbers in memory.stat and memory.events, by name."""
 
     current: int
     stat: dict[str, int]
@@ -29,15 +29,16 @@ class Memory(Value):
 
 
 class Stats(Value):
-    """Usage of a group. `cpu`, `memory`, `pids`: None without their files; `io`, `hugetlb`: by
-    device and by page size.
+    """Usage of a group.
 
-    cpu      cpu.stat: usage_usec user_usec system_usec [nr_periods nr_throttled throttled_usec]
-    pids     current; max
-    io       {"8:0": {rbytes wbytes rios wios …}}
-    hugetlb  {"2MB": {current; max; events_max}}
-    pressure {"cpu": {"some": {avg10 avg60 avg300 total}, "full": …}}, total in microseconds
-    cpuset   {"cpus": "0-3,7", "mems": "0"}: the effective ones; empty without the controller
+    - `cpu`: cpu.stat, in microseconds: usage_usec user_usec system_usec [nr_periods nr_throttled
+      throttled_usec]; None without the file
+    - `memory`: see `Memory`; None without the files
+    - `pids`: current, max; None without the files
+    - `io`: device -> counters: {"8:0": {rbytes wbytes rios wios …}}
+    - `hugetlb`: page size -> {current max events_max}, such as {"2MB": {…}}
+    - `pressure`: {"cpu": {"some": {avg10 avg60 avg300 total}, "full": …}}, total in microseconds
+    - `cpuset`: the effective lists {"cpus": "0-3,7", "mems": "0"}; empty without the controller
     """
 
     cpu: dict[str, int] | None = None

@@ -1,9 +1,9 @@
-"""`checkpoint`: CRIU writes the state of a container's processes to files; by default the container
-ends.
+"""`checkpoint`: CRIU writes the state of a container's processes to files. By default the container
+then ends.
 
 The runtime names external resources to CRIU, which neither saves nor recreates these: bind mounts,
 masked files, and network and pid namespaces that have a path. The names of descriptors 0 to 2 are
-recorded beside the images. By these, `restore` replaces pipes and files of the host by its own
+stored beside the images. By these names, `restore` replaces pipes and files of the host by its own
 standard streams. Source: https://criu.org/External_resources.
 """
 
@@ -50,9 +50,11 @@ _FLAGS = {
 
 
 class CriuOptions:
-    """CRIU's options for both checkpoint and restore, with the names of the command line's options.
+    """CRIU's options for both checkpoint and restore. The arguments are the command line's options.
+
     `image_path`, `work_path`: absolute paths of folders; an empty `work_path` means the container's
-    state folder."""
+    state folder.
+    """
 
     __slots__ = ("_cgroups_mode", "_empty_network", "_flags", "image_path", "work_path")
 
@@ -118,7 +120,7 @@ class DumpOptions(Value):
 
 def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
     """Dump the container, whose lock the caller holds. With `pre_dump` or `leave_running` the
-    container runs on; otherwise its processes have ended, and the caller deletes it.
+    container runs on. Otherwise its processes have ended, and the caller deletes the container.
 
     Raises WrongState, Unsupported (rootless), InvalidArgument, NotFound (no criu), PeerError with
     the errors in CRIU's log.
@@ -173,8 +175,8 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
 
 
 def open_folder(path: str, *, make: bool = True) -> int:
-    """Open the folder of images or CRIU's work folder; `make`: create it when it is missing. Raises
-    NotFound."""
+    """Open the folder of images or CRIU's work folder. With `make`, create a missing folder;
+    otherwise raise NotFound."""
     if make:
         # Images hold the memory of the processes, with all their secrets.
         os.makedirs(path, 0o700, exist_ok=True)
@@ -224,8 +226,8 @@ def _stream(pid: int, number: int, own: set[bytes]) -> str:
 
 
 def configuration_file(state: State) -> Fields:
-    """Return the option for CRIU's configuration file: the one that the container's annotation
-    names, else the administrator's; empty if there is none."""
+    """Return the option for CRIU's configuration file. It is the file that the container's
+    annotation names, else the administrator's. Empty if there is none."""
     path = (state.annotations or {}).get("org.criu.config", "")
     for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
         if os.path.exists(candidate):

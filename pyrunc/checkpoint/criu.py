@@ -133,10 +133,10 @@ def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
 class Criu:
     """A `criu swrk` process. A context manager: leaving it closes the socket and reaps the process.
 
-    `fds`: the descriptors that CRIU inherits for INHERIT_FD, as number in CRIU (from 4) -> number
-    in this process. The options for folders and STATUS_FD need no such descriptor: they hold
-    numbers of this process, whose /proc/PID/fd CRIU opens (cr-service.c). `no_new_privileges`: set
-    no_new_privs for CRIU and each process it restores.
+    - `fds`: the descriptors that CRIU inherits for INHERIT_FD, as number in CRIU (from 4) -> our
+      number. The options for folders and STATUS_FD need none: they contain our numbers, and CRIU
+      opens these in our /proc/PID/fd (cr-service.c).
+    - `no_new_privileges`: set no_new_privs for CRIU and each process it restores
     """
 
     __slots__ = ("_socket", "pid")
@@ -178,11 +178,11 @@ class Criu:
         os.waitpid(self.pid, 0)
 
     def request(self, kind: int, options: Fields, notify: Notify | None = None) -> int:
-        """Send one request and answer notifications until it is done. Return the restored process's
-        pid, 0 for a dump.
+        """Send one request and answer CRIU's notifications until the request is done. Return the
+        restored process's pid, 0 for a dump. Raises PeerError.
 
         `notify(script, pid, descriptors)` is called for each notification; the descriptors are
-        closed afterwards. Raises PeerError.
+        closed afterwards.
         """
         self._send(message([(_REQ_TYPE, kind), (_REQ_OPTS, message(options))]))
         while True:
@@ -257,9 +257,12 @@ def _spawn_without_new_privileges(
 
 
 def _result(answer: Mapping[int, int | bytes]) -> int:
-    """Return the restored process's pid from CRIU's response, 0 for a dump. If CRIU failed, raises
-    PeerError with the errno's text. The response's own message is left out, because it is the first
-    error of CRIU's log, which is often harmless."""
+    """Return the restored process's pid from CRIU's response, 0 for a dump. If CRIU failed, raise
+    PeerError with the errno's text.
+
+    The response's own message is ignored, because it is the first error of CRIU's log, which is
+    often harmless.
+    """
     if not answer.get(_RESP_SUCCESS):
         number = _int(answer.get(_RESP_ERRNO, 0))
         raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")
@@ -268,7 +271,8 @@ def _result(answer: Mapping[int, int | bytes]) -> int:
 
 
 def find() -> str:
-    """Return the path of the criu program. Raises NotFound."""
+    """Return the path of the executable `criu` in $PATH (without PATH, in USUAL_PATH). Raises
+    NotFound."""
     for folder in os.environ.get("PATH", USUAL_PATH).split(":"):
         if os.access(f"{folder}/criu", os.X_OK):
             return f"{folder}/criu"
@@ -284,7 +288,8 @@ def _int(value: int | bytes) -> int:
 
 
 def errors_of(folder: str, log: str) -> str:
-    """Return the last lines with errors in CRIU's log, for a message; "" if there are none."""
+    """Return the last lines with errors in CRIU's log, for an error message; "" if there are
+    none."""
     # Without following links and without waiting: the folder may be a user's, the name a link or a
     # FIFO.
     try:

@@ -5,8 +5,8 @@ container's memory or, in a dump, overwrite it. A pipe would make it wait foreve
 files, folders and sockets are allowed, and the link `parent` of a pre-dump if its folder follows
 the same rules. CRIU itself checks the files' content.
 
-A user who can change the folder meanwhile gets the rights that CRIU restores with, so only root
-should be able to.
+A user who can change the folder during the restore gets the rights that CRIU restores with. So only
+root should be able to change it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _KINDS = {
 
 
 def check(folder: int, name: str) -> None:
-    """Check that each file in the folder, and in the folders of its earlier pre-dumps, can be an
-    image. `name`: the folder's name in errors. Raises InvalidArgument."""
+    """Raise InvalidArgument if a file in the folder, or in the folders of its earlier pre-dumps,
+    cannot be an image. `name`: the folder's name in errors."""
     current, names = os.dup(folder), [name]
     try:
         while _has_parent(current, "/".join(names)):
@@ -70,7 +70,7 @@ def require_dump(folder: int, name: str) -> None:
 
 
 def streams(folder: int, name: str) -> list[str]:
-    """Return the names of descriptors 0 to 2 that `checkpoint` has recorded in the folder. `name`:
+    """Return the names of descriptors 0 to 2 that `checkpoint` has stored in the folder. `name`:
     the folder's name in errors. Raises InvalidArgument, OSError."""
     number = os.open(
         DESCRIPTORS, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder

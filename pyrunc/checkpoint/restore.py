@@ -2,7 +2,7 @@
 
 CRIU creates namespaces, mounts and processes. This module makes what CRIU needs for that: the
 cgroup, mount points, standard streams, and a mount of the root in a private mount namespace of the
-runtime. The processes are children of the caller, as after `create`.
+runtime. As after `create`, the container's init is a child of the caller.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def restore(
     stdio: tuple[int, int, int] = (0, 1, 2),
 ) -> ContainerProcess:
     """Restore a container's processes from CRIU's images. The caller has made the state's folder
-    and holds its lock. A failure leaves no processes behind.
+    and holds its lock. A failure leaves no processes.
 
     Raises Unsupported (rootless, or a cgroup namespace with a path), NotFound (no criu, no images),
     InvalidArgument (malformed images), InvalidSpec, KernelError, PeerError with the errors in
@@ -193,8 +193,8 @@ def _open_group(
 
 
 def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Open the network and pid namespaces that have a path, because CRIU takes them as descriptors;
-    CRIU opens other kinds by path."""
+    """Open the network and pid namespaces that have a path, because CRIU takes these as
+    descriptors. It opens other kinds by path."""
     for kind in ("network", "pid"):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:
@@ -302,7 +302,7 @@ def _criu_options(
 
 def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
     """Check the folders of images and work, and the dump's files, before the container is created.
-    Return the recorded names of descriptors 0 to 2. Raises NotFound, InvalidArgument."""
+    Return the stored names of descriptors 0 to 2. Raises NotFound, InvalidArgument."""
     folder, work = dumps.open_folder(choices.image_path, make=False), dumps.open_folder(work_path)
     try:
         criu_images.check(folder, choices.image_path)

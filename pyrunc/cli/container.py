@@ -33,13 +33,14 @@ SIGTERM = 15
 
 
 def create(call: CommandLine, log: CommandLog) -> int:
-    """Run `create --bundle DIR ID`. Prints nothing, because standard output is the container's."""
+    """Run `create --bundle DIR ID`. Prints nothing, because stdout belongs to the container."""
     _make(call, log, _create_options(call, start_immediately=False))
     return 0
 
 
 def run(call: CommandLine, log: CommandLog) -> int:
-    """Run `run --bundle DIR ID`; returns 0 with --detach, else the program's exit code."""
+    """Run `run --bundle DIR ID`; returns 0 with --detach, else the exit code of the container's
+    command."""
     attached = not call.options["detach"]
     become_subreaper(call.options)
     create_options = _create_options(call, start_immediately=True, attached=attached)
@@ -51,8 +52,8 @@ def run(call: CommandLine, log: CommandLog) -> int:
 
 
 def become_subreaper(options: dict[str, Any]) -> None:
-    """Have orphans of the container become children of this process, so that they are reaped with
-    the container and not by the machine's init. Does nothing with --detach or --no-subreaper."""
+    """Make this process the parent of the container's orphans, so that it reaps them and the
+    machine's init need not. Does nothing with --detach or --no-subreaper."""
     if not (options["detach"] or options["no_subreaper"]):
         from pyrunc.kernel.reaper import set_child_subreaper
 
@@ -62,8 +63,8 @@ def become_subreaper(options: dict[str, Any]) -> None:
 def attend_and_delete(
     state: State, created: ContainerProcess, log: CommandLog, keep: bool = False
 ) -> int:
-    """Wait for the end of an attached program; delete the container unless `keep`. Returns the
-    program's exit code."""
+    """Wait for the end of an attached container; delete the container unless `keep`. Returns the
+    exit code of the container's command."""
     import pyrunc.container.delete  # noqa: F401 (imported while the program runs, not after it)
     from pyrunc.container.run import attend
 
@@ -77,9 +78,12 @@ def attend_and_delete(
 def _await_ready(
     proxy: NotifyProxy, created: ContainerProcess, attached: bool, log: CommandLog
 ) -> None:
-    """Wait until the container sends READY, and pass that on to the service manager. With
-    `attached` this happens in a background thread, whose errors become warnings, and MAINPID is our
-    own pid instead of the container's."""
+    """Wait until the container sends READY, and report that to the service manager. MAINPID is the
+    container's pid.
+
+    With `attached`, a background thread waits. Its errors become warnings, and MAINPID is our own
+    pid.
+    """
     if not attached:
         proxy.wait(created.pidfd, created.pid)
         return
@@ -137,7 +141,7 @@ def _create_options(
 
 def cgroup_options(call: CommandLine) -> CreateOptions:
     """Return create options from the options before the verb: the cgroup's driver, whether to make
-    a cgroup, and what a missing controller causes. Raises InvalidArgument for an unknown
+    a cgroup, and whether a missing controller is an error. Raises InvalidArgument for an unknown
     --cgroup-manager."""
     from pyrunc.container.bundle import CreateOptions
 
@@ -217,8 +221,8 @@ def _refuse_start(current: str) -> None:
 
 
 def _poststart(state: State, config: dict[str, Any], log: CommandLog) -> None:
-    """Run the poststart hooks, after the program was executed. When a hook fails, destroy the
-    container and raise the hook's error (runtime-spec 1.3)."""
+    """Run the poststart hooks, after the container's command was executed. When a hook fails,
+    destroy the container and raise the hook's error (runtime-spec 1.3)."""
     if not (config.get("hooks") or {}).get("poststart"):
         return
     from pyrunc.container.delete import destroy
@@ -266,7 +270,7 @@ def kill(call: CommandLine, log: CommandLog) -> int:
 
 
 def _selected_ids(call: CommandLine, root: str) -> list[str]:
-    """Return the container's id or, with --regex, the ids of all containers that the expression
+    """Return the container's id. With --regex, return the ids of all containers that the expression
     matches, as crun does."""
     if not call.options["regex"]:
         return [states.check_id(call.arguments[0])]

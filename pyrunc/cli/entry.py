@@ -1,13 +1,13 @@
-"""Installs the program `pyrunc` that callers exec: an isolated interpreter with a fixed path.
+"""Installs the command `pyrunc`: an isolated interpreter with a fixed path.
 
 A script that pip installs imports `site`, which takes 13 to 15 ms per start if site-packages has
 .pth files. It would also run code from PYTHONPATH and from a user's own packages as root. `pyrunc`
-avoids both in one of two forms: a script for `python -IS`, or the compiled front.c. This program
-contains the same interpreter, begins at a snapshot of its memory, and takes a fifth of the script's
-time. To compile it needs a C compiler and Python's static library (Debian: libpython3-dev, which
-python3-dev brings); without these the script is installed.
+avoids both in one of two forms: a script for `python -IS`, or the executable of front.c. The
+executable contains the same interpreter, begins at a snapshot of its memory, and takes a fifth of
+the script's time. To compile it needs a C compiler and Python's static library (Debian:
+libpython3-dev, which python3-dev brings); without these the script is installed.
 
-Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the program where it is
+Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the executable where it is
 built (`compile_program`) and takes the snapshot where it is installed (`pyrunc --write-snapshot
 FILE`), which needs no compiler.
 """
@@ -99,7 +99,7 @@ def install(folder: str) -> str:
 
 
 def _link(path: str, paths: InstallPaths) -> bool:
-    """Compile front.c to `path` and store the program's snapshot. False if a command fails, or
+    """Compile front.c to the executable `path` and store its snapshot. False if a command fails, or
     without a compiler or Python's static library; `path` then stays as it is."""
     program, snapshot = f"{path}.{os.getpid()}", f"{paths.snapshot}.{os.getpid()}"
     try:
@@ -122,9 +122,12 @@ def _link(path: str, paths: InstallPaths) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class BuildTarget:
-    """The C compiler and the Python with which front.c is built. `compiler`: the command and its
-    options; `variables`: those that Python was built with (sysconfig); `root`: the root directory
-    of Python's headers and libraries, empty for this machine's."""
+    """The C compiler and the Python with which front.c is built.
+
+    - `compiler`: the command and its options
+    - `variables`: the variables with which Python was built (sysconfig)
+    - `root`: the root directory of Python's headers and libraries, empty for this machine's
+    """
 
     compiler: tuple[str, ...]
     variables: Mapping[str, str]
@@ -141,7 +144,8 @@ class BuildTarget:
 
 
 def native() -> BuildTarget | None:
-    """Return this machine's compiler and Python; None without one of them."""
+    """Return this machine's compiler and Python as a build target. None without a compiler or
+    without Python's static library."""
     compiler = shutil.which("cc")
     target = BuildTarget((compiler or "",), sysconfig.get_config_vars())
     return target if compiler is not None and os.path.exists(target.library) else None
@@ -149,7 +153,8 @@ def native() -> BuildTarget | None:
 
 def compile_program(path: str, paths: InstallPaths, target: BuildTarget | None = None) -> bool:
     """Compile front.c for `paths` against Python's static library into `path`. False without a
-    compiler or this library, or when the compiler fails, whose messages are printed to stderr."""
+    compiler or this library, and when the compiler fails. Its messages are then printed to
+    stderr."""
     target = target or native()
     if target is None:
         return False
@@ -179,8 +184,8 @@ def _succeeds(command: Sequence[str]) -> bool:
 
 
 def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
-    """Return a text that says how a command failed: its first words, its exit code or signal, and
-    its stderr."""
+    """Return a line for a failed command: its first words, its exit code or signal, and its
+    stderr."""
     if done.returncode < 0:
         end = f"ended by {signal.Signals(-done.returncode).name}"
     else:

@@ -36,7 +36,7 @@ NOT_INHERITED: dict[str, Any] = {"env": [], "noNewPrivileges": False}
 
 def execute(call: CommandLine, log: CommandLog) -> int:
     """Run `exec ID COMMAND...` or `exec --process FILE ID`; returns 0 with --detach, else the
-    program's exit code."""
+    command's exit code."""
     options = call.options
     open_missing_stdio()
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])

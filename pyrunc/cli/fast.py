@@ -19,8 +19,13 @@ STARTS_A_PROCESS = ("create", "run", "start", "exec", "restore")
 
 
 def run(argv: Sequence[str]) -> int:
-    """Run the command line. Returns 0; 1 for an error, and when `plan --diff` finds a difference;
-    255 for a failed `exec`; or the exit code of an attached program."""
+    """Run the command line and return the exit code:
+
+    - 0: success
+    - 1: an error, or `plan --diff` found a difference
+    - 255: a failed `exec`
+    - otherwise: the exit code of an attached container or command
+    """
     try:
         call = parse(argv)
     except Misuse as error:

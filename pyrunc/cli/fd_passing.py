@@ -1,5 +1,5 @@
-"""Exchanges descriptors with the runtime's caller: takes those that the container gets, and returns
-the container's terminal, pidfd and pid."""
+"""Exchanges descriptors with the runtime's caller: takes the descriptors for the container, and
+sends the container's terminal, pidfd and pid."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def preserved(count: int) -> tuple[int, ...]:
-    """Return the numbers of `count` descriptors, from 3 up, that the container gets. Raises
+    """Return the numbers of `count` of our descriptors, from 3 up, that the container gets. Raises
     InvalidArgument when one is not open."""
     numbers = range(3, 3 + count)
     for number in numbers:

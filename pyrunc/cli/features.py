@@ -1,8 +1,8 @@
-"""Builds the features object of runtime-spec features.md, from the tables that the runtime
-itself uses.
+"""Builds the features object of runtime-spec features.md, from the tables that the runtime itself
+uses.
 
-Nothing is probed and no state is needed, because containerd and CRI-O ask at their start, possibly
-without privileges. What this build cannot do is reported as off, or left out.
+Nothing is probed and no state is needed, because containerd and CRI-O request the object at their
+start, possibly without privileges. Features that this build lacks are reported as off, or left out.
 """
 
 from __future__ import annotations

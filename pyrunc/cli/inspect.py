@@ -23,8 +23,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def list(call: CommandLine, log: CommandLog) -> int:
-    """Run `list [--format table|json] [--quiet]`. A missing root folder is an error if --root names
-    it; the default root folder may be missing, and the list is then empty."""
+    """Run `list [--format table|json] [--quiet]`. Without --root, a missing root folder gives an
+    empty list; a missing folder that --root names is an error."""
     from pyrunc.container.list import containers
 
     check_format(call.options["format"], "table", "json")
@@ -69,8 +69,8 @@ def ps(call: CommandLine, log: CommandLog) -> int:
 
 
 def _pids(state: State) -> Sequence[int]:
-    """Return the pids in the container's cgroup, also when the container's init has ended. Without
-    a cgroup, raises WrongState while init runs, and returns nothing afterwards."""
+    """Return the pids in the container's cgroup, also after the end of the container's init. For a
+    container without a cgroup, raise WrongState while init runs, and return nothing afterwards."""
     group = state.group()
     if group is not None:
         return group.processes()
@@ -81,7 +81,7 @@ def _pids(state: State) -> Sequence[int]:
 
 def _ps(arguments: Sequence[str]) -> Sequence[str]:
     """Return the lines that ps(1) prints; the first is the header. Raises PeerError when ps fails,
-    NotFound without a program ps."""
+    NotFound when ps is not installed."""
     import subprocess
 
     try:

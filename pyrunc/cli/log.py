@@ -1,10 +1,10 @@
-"""Writes messages of the command line where and how callers expect these.
+"""Writes messages of the command line where callers expect them, in the form that they expect.
 
 From a JSON log, containerd reads the last error line, and podman reads the whole file as one
 object. So a JSON log gets exactly one line per failure, and warnings only on request. With a log
-file the error is also printed plainly on stderr; the standard output of `create` belongs to the
-container. Kernel errors have strerror's text in lower case, because podman and docker choose their
-exit codes by it.
+file the error is also printed plainly on stderr. stdout is not used, because the stdout of `create`
+belongs to the container. Kernel errors have strerror's text in lower case, because podman and
+docker choose their exit codes by it.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ def one_line(text: str) -> str:
 
 
 class CommandLog:
-    """Writes a command's messages. `file`: the log's path, or `file:PATH`; empty for stderr.
-    `format`: `text` or `json`. `level`: the lowest level that is written; empty for the default,
-    which is `error` in JSON and `warning` in text.
+    """Writes a command's messages. Warnings go to the same file as errors, even if that is the
+    stderr of a container.
 
-    Warnings go to the same file as errors, even if that is the stderr of a container.
+    - `file`: the log's path, or `file:PATH`; empty for stderr
+    - `format`: `text` or `json`
+    - `level`: the lowest level that is written; empty for the default, which is `error` in JSON and
+      `warning` in text
     """
 
     def __init__(
@@ -82,14 +84,14 @@ class CommandLog:
         )
 
     def error(self, message: str) -> None:
-        """Write an error line to the log; if the log is a file, write the plain message to stderr
-        as well."""
+        """Write an error line to the log. If the log is a file, also write the plain message to
+        stderr."""
         self.record(message)
         if self.file:
             _to_stderr(message)
 
     def record(self, message: str) -> None:
-        """Write an error line to the log only: unlike `error`, nothing goes to stderr as well."""
+        """Write an error line to the log, without the message on stderr that `error` adds."""
         self._write("error", one_line(message))
 
     def warning(self, message: str) -> None:
@@ -118,9 +120,9 @@ class CommandLog:
 
 
 def _open(path: str) -> int:
-    """Open the log file for appending, creating it when it is missing. Returns a descriptor of at
-    least LOWEST_NUMBER: lower numbers may be closed stdio, or descriptors that the caller passes to
-    the container. Raises OSError."""
+    """Open the log file for appending, and create a missing one. Returns a descriptor of at least
+    LOWEST_NUMBER: lower numbers may be closed stdio, or descriptors that the caller passes to the
+    container. Raises OSError."""
     import fcntl
 
     # O_APPEND, because an engine may have the same file open; runc opens it with O_SYNC as well.

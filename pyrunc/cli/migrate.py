@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def checkpoint(call: CommandLine, log: CommandLog) -> int:
-    """Run `checkpoint --image-path DIR ID`; the container is destroyed afterwards, except with
-    --leave-running."""
+    """Run `checkpoint --image-path DIR ID`. The container is destroyed afterwards, except with
+    --leave-running and --pre-dump."""
     from pyrunc.checkpoint.checkpoint import CriuOptions, DumpOptions
     from pyrunc.checkpoint.checkpoint import checkpoint as dump
     from pyrunc.container.delete import destroy
@@ -44,8 +44,8 @@ def checkpoint(call: CommandLine, log: CommandLog) -> int:
 
 
 def restore(call: CommandLine, log: CommandLog) -> int:
-    """Run `restore --bundle DIR --image-path DIR ID`; returns 0 with --detach, else the
-    program's exit code."""
+    """Run `restore --bundle DIR --image-path DIR ID`; returns 0 with --detach, else the exit code
+    of the container's command."""
     from pyrunc.checkpoint.checkpoint import CriuOptions
     from pyrunc.checkpoint.restore import Labels
     from pyrunc.checkpoint.restore import restore as bring_back
@@ -80,8 +80,8 @@ def restore(call: CommandLine, log: CommandLog) -> int:
 
 
 def _folders(options: dict[str, object]) -> dict[str, object]:
-    """Return the options with `image_path` and `work_path` as absolute paths. The default of
-    `image_path` is `checkpoint`; an empty `work_path` stays empty."""
+    """Return the options with `image_path` (default `checkpoint`) and `work_path` as absolute
+    paths. An empty `work_path` stays empty."""
     work = options["work_path"]
     return {
         **options,

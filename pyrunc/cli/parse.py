@@ -1,9 +1,10 @@
-"""Parses command lines by the rules of Go's flag package, which all callers of a runtime use,
-without I/O.
+"""Parses command lines by the rules of Go's flag package, which all callers of a runtime use. Does
+no I/O.
 
-`-name` is `--name`; a value comes after `=` or as the next word, even if that looks like an option;
-a flag may carry `=true` or `=false`. Options may come before or after the arguments. For a verb
-whose arguments are another command line, options end at the first argument. `--` ends the options.
+`-name` is `--name`. A value comes after `=` or as the next word, even if that word looks like an
+option. A flag may have `=true` or `=false`. Options may come before or after the arguments. For a
+verb whose arguments are another command line, options end at the first argument. `--` ends the
+options.
 """
 
 from __future__ import annotations
@@ -20,9 +21,14 @@ TRUE, FALSE = ("1", "t", "T", "true", "TRUE", "True"), ("0", "f", "F", "false", 
 
 
 class CommandLine:
-    """A parsed command line: `globals` are the options before the verb, `options` the verb's own,
-    both by long name with underscores (`pid_file`). `verb` is None when the command line has no
-    verb."""
+    """A parsed command line. Keys of options are long names with underscores (`pid_file`).
+
+    - `globals`: the options before the verb
+    - `verb`: None when the command line has no verb
+    - `options`: the options after the verb
+    - `arguments`: the verb's arguments
+    - `help`: the command line has --help
+    """
 
     __slots__ = ("arguments", "globals", "help", "options", "verb")
 
@@ -43,9 +49,9 @@ class CommandLine:
 class Misuse(InvalidArgument):
     """A wrong command line.
 
-    - `verb`: the verb whose options or arguments are wrong. None when the verb is unknown, or the
-      options before it are wrong.
-    - `globals`: the options before the verb, None when these are wrong.
+    - `verb`: the verb whose options or arguments are wrong. None if the verb is unknown, or the
+      options before the verb are wrong.
+    - `globals`: the options before the verb. None if these are wrong.
     """
 
     def __init__(self, message: str, verb: Verb | None = None) -> None:
@@ -95,9 +101,11 @@ def _count(verb: Verb, arguments: list[str]) -> None:
 def _options(
     options: tuple[Option, ...], words: Sequence[str], leading: bool, verb: Verb | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Parse the options among `words`. Returns every option's value by key, defaults included, and
-    the words that are not options. `leading`: options end at the first word that is not an option.
-    Raises Misuse with `verb`."""
+    """Parse the options among `words`. Returns the value of every option by its key, with defaults
+    for missing options, and the words that are not options. Raises Misuse with `verb`.
+
+    `leading`: options end at the first word that is not an option.
+    """
     by_name = {name: option for option in options for name in option.names}
     values: dict[str, Any] = {option.key: option.absent for option in options}
     rest: list[str] = []

@@ -1,5 +1,5 @@
-"""The verbs about the plan of a bundle: `plan` prints it or the difference of two plans, `why`
-prints which parts of config.json cause its lines."""
+"""The verbs about the plan of a bundle. `plan` prints the plan, or the difference of two plans.
+`why` prints which parts of config.json cause the plan's lines."""
 
 from __future__ import annotations
 
@@ -70,9 +70,11 @@ def of_bundle(bundle: Bundle) -> Plan:
 
 
 def _diff(folders: Sequence[str], as_json: bool) -> int:
-    """Print the difference of two bundles' plans. Returns 1 if the plans differ, else 0. Lines are
-    compared without their line numbers, so an operation that is added at the beginning shows as one
-    changed line."""
+    """Print the difference of two bundles' plans. Returns 1 if the plans differ, else 0.
+
+    Line numbers are not compared, so an operation that is added at the beginning counts as one
+    changed line.
+    """
     import difflib
 
     from pyrunc.container import bundle as bundles

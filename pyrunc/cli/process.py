@@ -56,8 +56,8 @@ def process_from_file(path: str, text: bytes) -> dict[str, Any]:
 
 def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
     """Return `base`, the container's user object, with the ids in `text` (`UID` or `UID:GID`) and
-    the additional `groups`. Raises InvalidArgument for anything but numbers: a number whose
-    end is ignored would name another user (CVE-2026-30892)."""
+    the additional `groups`. Raises InvalidArgument for anything but numbers: if text after a number
+    were ignored, another user would be named (CVE-2026-30892)."""
     user = dict(base)
     if text:
         uid, colon, gid = text.partition(":")
@@ -80,7 +80,8 @@ def _id(digits: str, text: str) -> int:
 
 def _more_capabilities(base: dict[str, Any], added: Sequence[str]) -> dict[str, Any]:
     """Return the capabilities `base` with the names `added` in bounding, effective and permitted.
-    They are added to ambient only if the container has inheritable ones (CVE-2022-29162)."""
+    The names are added to ambient only if the container has inheritable capabilities
+    (CVE-2022-29162)."""
     sets = ["bounding", "effective", "permitted"] + ["ambient"] * bool(base.get("inheritable"))
     return {
         **base,

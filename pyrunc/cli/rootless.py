@@ -9,9 +9,13 @@ if TYPE_CHECKING:
 
 
 def for_an_ordinary_user(document: dict[str, Any], uid: int, gid: int) -> dict[str, Any]:
-    """Change the configuration for an ordinary user: a user namespace that maps `uid` and `gid` to
-    root, the host's network, /sys as a bind mount, no limits, no mount options `uid=` and
-    `gid=`."""
+    """Change the configuration so that an ordinary user can run it:
+
+    - a user namespace that maps `uid` and `gid` to root
+    - the host's network, and /sys as a bind mount
+    - no limits
+    - no mount options `uid=` and `gid=`
+    """
     linux = document["linux"]
     linux["namespaces"] = [item for item in linux["namespaces"] if item["type"] != "network"] + [
         {"type": "user"}

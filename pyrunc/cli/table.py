@@ -1,7 +1,7 @@
-"""The table of verbs and options. The fast parser and click's help read it; each verb names the
+"""The table of verbs and options. The fast parser and click's help read it. Each verb names the
 function that runs it.
 
-Names and meanings are runc's where runc has them, because containerd, podman and CRI-O type them;
+Names and meanings are runc's where runc has them, because containerd, podman and CRI-O use them.
 crun's additions that podman uses are here as well. `fast` verbs never load click.
 """
 
@@ -13,8 +13,13 @@ FLAG, TRISTATE, TEXT, NUMBER, LIST = "flag", "tristate", "text", "number", "list
 
 
 class Option(Value):
-    """One option. `spelling`: the long name, then the short one. `kind`: FLAG, TRISTATE (a flag,
-    None without it), TEXT, NUMBER (int), LIST (may be repeated)."""
+    """One option.
+
+    - `spelling`: the long name, then the short one
+    - `kind`: FLAG, TRISTATE (a flag, None without it), TEXT, NUMBER (int), LIST (may be repeated)
+    - `default`: the value without the option
+    - `metavar`: the value's name in the help
+    """
 
     spelling: str
     kind: str
@@ -39,12 +44,15 @@ class Option(Value):
 
 
 class Verb(Value):
-    """One verb. `work`: the function that runs it, as `module:function`. `arguments`: the
-    arguments' names; a last name that ends in `...` takes any number of arguments. `required`: how
-    many arguments a command line must have, None for all.
+    """One verb.
 
-    `leading`: options end at the first argument, because another program's command line begins
-    there. `fast`: the verb runs without click.
+    - `work`: the function that runs the verb, as `module:function`
+    - `arguments`: the arguments' names. A last name that ends in `...` takes any number of
+      arguments.
+    - `required`: how many arguments a command line must have; None for all
+    - `leading`: options end at the first argument, because another command's command line begins
+      there
+    - `fast`: the verb runs without click
     """
 
     name: str

@@ -38,8 +38,8 @@ def resume(call: CommandLine, log: CommandLog) -> int:
 
 
 def update(call: CommandLine, log: CommandLog) -> int:
-    """Run `update --resources FILE ID`, or with a flag per limit; with a file all flags are
-    ignored."""
+    """Run `update --resources FILE ID`, or `update` with a flag for each limit. With a file, all
+    flags are ignored."""
     from pyrunc.container import update as limits
 
     resources = (

@@ -44,8 +44,8 @@ class Cause:
 
 @dataclass(slots=True)
 class Row:
-    """A line of the plan and the places in config.json that cause it. A line without causes is in
-    the plan of every configuration."""
+    """A line of the plan and the places in config.json that cause it. `causes` is empty for a line
+    that is in the plan of every configuration."""
 
     number: str
     text: str
@@ -76,8 +76,11 @@ def _leave_out(
     remaining: list[int],
 ) -> None:
     """Add to `causes`, for each line of the plan, the smallest parts of the configuration below
-    `path` without which the line disappears. `whole`: how often each line occurs in the unchanged
-    plan. `remaining`: a list of one number, which is how many more parts may be tried."""
+    `path` without which the line disappears.
+
+    - `whole`: how often each line occurs in the unchanged plan
+    - `remaining`: a list of one number, which is how many more parts may be tried
+    """
     # A plan for each part: 0.5 s for the default configuration, for a verb that a person types.
     for child in _children(bundle.document, path):
         remaining[0] -= 1
@@ -103,19 +106,22 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Return the lines of the plan that disappear without the part at `path`.
-
-    If no line disappears, or the configuration is invalid without the part, return the lines that
-    disappear with another value of the part; None if no other value is valid. `whole`: how often
+    """Return the lines of the plan that disappear without the part at `path`. `whole`: how often
     each line occurs in the unchanged plan.
+
+    If no line disappears, or the configuration is invalid without the part, the part gets another
+    value instead. None if no other value is valid.
     """
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
 
 def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -> list[str] | None:
     """Plan the bundle without the part at `path` or, with `change`, with another value of that
-    part. Return the lines of the unchanged plan (`whole`: how often each occurs) that disappear.
-    None when the changed configuration is not valid."""
+    part. Return the lines of the unchanged plan that disappear. None when the changed configuration
+    is not valid.
+
+    `whole`: how often each line occurs in the unchanged plan.
+    """
     document: Any = copy.deepcopy(bundle.document)
     parent = document
     for key in path[:-1]:
@@ -153,8 +159,8 @@ def _other(value: Any) -> Any:
 
 
 def _joined(paths: set[Path]) -> set[Path]:
-    """Return fewer, larger paths for a person to read: a path inside a list item becomes the
-    item's, and two or more members of one object become the object."""
+    """Return fewer, larger paths for a person to read. A path inside a list item becomes the item's
+    path. Two or more members of one object become the object."""
     joined = {_item(path) for path in paths}
     while True:
         parents = Counter(path[:-1] for path in joined if len(path) > 1)
@@ -217,9 +223,13 @@ def _positions(text: str) -> Iterator[tuple[Path, int]]:
 
 
 def _enter(text: str, at: int, part: list[Any]) -> tuple[Path, int, int]:
-    """Return the path of the next member of an object or list, and two offsets in the JSON `text`:
-    where the member begins (in an object, with its name), and where its value begins. `at`: the
-    present offset. `part`: `{` or `[`, the path of the object or list, and the member's number."""
+    """Return the path of the next member of an object or list, and two offsets in the JSON `text`.
+    The first is where the member begins (in an object, with its name), the second where its value
+    begins.
+
+    - `at`: the present offset
+    - `part`: `{` or `[`, the path of the object or list, and the member's number
+    """
     kind, path, number = part
     if kind == "[":
         part[2] = number + 1

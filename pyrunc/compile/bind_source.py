@@ -1,9 +1,9 @@
 """Opens the source of a bind mount on the host, once, as an O_PATH descriptor, and determines its
 kind.
 
-Storage such as FUSE or NFS may never answer, neither an open nor fstat(2) of the open descriptor.
-The command line opens its sources itself; a server opens them for its shims, in a thread that can
-be abandoned.
+Storage such as FUSE or NFS may never answer, neither to an open nor to fstat(2) of the open
+descriptor. The command line opens its sources itself. The server opens them for its shims, in a
+thread that it can abandon.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
 
 
 def describe_source(number: int, path: str = "") -> BindSource:
-    """Return the facts about an open source. `path`: its real path, if the caller has it. Hangs
-    while the storage does not answer. Raises OSError."""
+    """Return the facts about an open source. `path`: its real path, if the caller has it. Does not
+    return while the storage does not answer. Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
         path or os.readlink(f"/proc/self/fd/{number}"),
@@ -53,5 +53,5 @@ def describe_source(number: int, path: str = "") -> BindSource:
 
 def bind_failed(source: str, destination: str, number: int, note: str = "") -> KernelError:
     """Return the error of a failed bind mount, in the words of `pyrunc plan`: `bind 'SOURCE' on
-    'DESTINATION': ERRNO`. `number`: the errno; `note`: an explanation, or empty."""
+    'DESTINATION': ERRNO`. `number`: the errno; `note`: an explanation, may be empty."""
     return KernelError("bind", f"'{source}' on '{destination}'", number, note)

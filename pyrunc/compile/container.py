@@ -54,29 +54,43 @@ if TYPE_CHECKING:
 class CreateRequest(Value):
     """The request for a container, which `compile_container` compiles.
 
-    The caller closes `stdio`. With `stdio` None the launching process adds the pipes, and `nulls`
-    are the numbers among 0 to 2 that will be null devices. `preserve_fds`: the caller's descriptors
-    that become 3, 4, …
+    Streams and descriptors:
 
-    `mount_fds`: detached mounts by name; a mount whose source is `pyrunc:NAME` is a clone of one.
-    `mount_namespace`: path of the mount namespace in which a pause process attached these mounts,
-    for kernels that cannot clone detached ones. `pinned`: names of mounts that the launching
-    process adds (`Launch.pinned`). `image_volumes`: the images and overlays that are mounted for a
-    bind with the source `pyrunc:NAME`, by NAME. `images`: descriptors of images that the caller has
-    mounted, by the path of the image's EROFS index.
+    - `stdio`: the caller's descriptors for 0 to 2, which the caller closes. None: the launching
+      process adds pipes.
+    - `nulls`: with `stdio` None, the numbers among 0 to 2 that will be null devices
+    - `preserve_fds`: the caller's descriptors that become 3, 4, …
+    - `attached`: the runtime stays and copies the process's terminal to its own
 
-    `sources`: facts about bind sources, by their paths in `spec`. `source_fds`: open O_PATH
-    descriptors of the same paths, which the caller closes; the paths are not looked up again. A
-    bind that the container's process makes itself needs no descriptor.
+    Mounts:
 
-    `cgroup` None: stay in the caller's cgroup; `existing_cgroup`: use this one. `pivot` False:
-    mount the root over the host's root. `keep_groups`: keep the caller's supplementary groups.
-    `attached`: the runtime stays and copies the process's terminal to its own.
+    - `mount_fds`: detached mounts by name. A mount whose source is `pyrunc:NAME` is a clone of the
+      mount NAME.
+    - `mount_namespace`: path of the mount namespace in which a pause process attached these mounts,
+      for kernels that cannot clone detached mounts
+    - `pinned`: names of mounts that the launching process adds (`Launch.pinned`)
+    - `images`: descriptors of images that the caller has mounted, by the path of the image's EROFS
+      index
+    - `image_volumes`: images and overlays by NAME, each mounted for the bind whose source is
+      `pyrunc:NAME`
+    - `sources`: facts about bind sources, by their paths in `spec`
+    - `source_fds`: O_PATH descriptors of bind sources, by the same paths. The caller closes them.
+      These paths are not looked up again. A bind that the container's process makes itself needs no
+      descriptor.
+    - `pivot`: False: mount the root over the host's root
 
-    `start_immediately`: return when the program was executed; else the process waits on
-    `<state_dir>/start.sock`. `record` is called with the process as soon as it exists, to write it
-    to the container's state on disk. `timed`: the launch reports when each operation is done.
-    `trace` is called with the plan and its times (`launch.run.launch_steps`).
+    Cgroup, credentials and start:
+
+    - `cgroup`: how the cgroup is made. None: stay in the caller's cgroup.
+    - `existing_cgroup`: use this cgroup instead of making one
+    - `keep_groups`: keep the caller's supplementary groups
+    - `start_immediately`: execute the container's command. False: wait for `start` on
+      `<state_dir>/start.sock`.
+    - `record`: is called with the process as soon as the process exists, and writes the process to
+      the container's state on disk
+    - `timed`: the launch reports when each operation is done
+    - `trace`: is called with the plan, the time of the start in ns, and the times of the launch
+      (`launch.run.launch_steps`)
     """
 
     id: str
@@ -122,9 +136,11 @@ def compile_container(
     undo: Undo,
     timings: Timings | None = None,
 ) -> CompiledLaunch:
-    """Compile the launch of the container's first process. The descriptors that it inherits are
-    added to `descriptors`; the removal of its cgroup and start socket is pushed on `undo`. Raises
-    InvalidSpec, KernelError."""
+    """Compile the launch of the container's first process. Raises InvalidSpec, KernelError.
+
+    - `descriptors`: gets the descriptors that the process inherits
+    - `undo`: gets the removal of the container's cgroup and start socket
+    """
     timings = timings or Timings()
     check(request.spec)
     request = _with_namespaces(request, descriptors)
@@ -254,8 +270,8 @@ def _plan(
 
 
 def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> CreateRequest:
-    """Open the namespaces to join; returns the request with the actual id maps of a joined user
-    namespace."""
+    """Open the namespaces to join. Return the request; if it joins a user namespace, with the
+    actual id maps of this namespace."""
     spec = request.spec
     open_namespaces(spec.linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)
@@ -276,8 +292,8 @@ def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> C
 
 
 def _hook_folder(request: CreateRequest) -> str:
-    """Return the folder of the container's root in the bundle, where createContainer hooks find
-    it. Raises InvalidSpec when it does not exist."""
+    """Return the folder `root.path` of the bundle, where createContainer hooks expect the
+    container's root. Raises InvalidSpec when it does not exist."""
     root = request.spec.root
     path = os.path.abspath(os.path.join(request.bundle, root.path if root else ""))
     # As under runc, such hooks find the container's mounts at root.path, so the root is attached

@@ -1,6 +1,5 @@
 """Implements the mount option `tmpcopyup`: makes a tmpfs with a copy of the image's files at its
-mount point. The copy is made by descriptors and follows no symbolic link, because an image is
-hostile."""
+mount point. The copy follows no symbolic link, because an image may be hostile."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ _CHUNK_BYTES = 1 << 30
 
 def open_copy(mount: Mount, root: int) -> int:
     """Make the tmpfs of `mount` as a detached mount, with a copy of the files that the root has at
-    the mount point. `root`: the root's descriptor. Raises KernelError, for example when the tmpfs
-    is too small."""
+    the mount point; return its descriptor. `root`: the root's descriptor. Raises KernelError, for
+    example when the tmpfs is too small."""
     options = list(MountOptions(mount.options).data)
     try:
         # A link at the destination is followed inside the root, as the mount itself will be.

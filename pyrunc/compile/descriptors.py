@@ -1,7 +1,8 @@
-"""Opens the descriptors that a launch inherits: namespaces, cgroup, start socket; compiles the
+"""Opens the descriptors that a launch inherits: namespaces, cgroup, start socket. Also compiles the
 seccomp filter.
 
-Called for containers and pause processes, with the runtime's rights and in its namespaces.
+The compilers of containers and pause processes use these functions, with the runtime's rights and
+in its namespaces.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ PINNED = "pinned:"  # replaces a namespace's path; the launching process adds th
 
 class NamedDescriptors:
     """The descriptors that a launched process inherits, by their names in the plan. A context
-    manager that closes all of them at the end of its block, when the started process has its own
+    manager that closes all of them at the end of its block; a process that was started has its own
     copies."""
 
     __slots__ = ("numbers",)
@@ -44,7 +45,7 @@ class NamedDescriptors:
         self.numbers: dict[str, int] = {}
 
     def take(self, name: str, number: int) -> int:
-        """Add the descriptor `number` under `name` and return it; `close` closes it."""
+        """Add the descriptor `number` under `name` and return it. `close` will close it."""
         self.numbers[name] = number
         return number
 
@@ -61,8 +62,8 @@ class NamedDescriptors:
 
 
 def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
-    """Open the namespaces that have a path and check their kind; the launching process opens the
-    pinned ones."""
+    """Open the namespaces that have a path and check their kind. Pinned namespaces are left to the
+    launching process."""
     for entry in linux.namespaces:
         if entry.path and not entry.path.startswith(PINNED):
             number = open_namespace(entry.path, KERNEL_NAMES[entry.type])
@@ -70,8 +71,8 @@ def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
 
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Raise InvalidSpec for sysctls, hostname, domainname and netDevices if the namespace that they
-    change is joined and is the host's own."""
+    """Raise InvalidSpec for a sysctl, hostname, domainname or netDevice whose namespace is joined
+    and is the host's."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:
@@ -95,7 +96,9 @@ def open_cgroup(
 ) -> tuple[Cgroup | None, list[str]]:
     """Make the container's cgroup, write its limits, and open it as the descriptor `cgroup`.
     Returns the cgroup and warnings. If `choice` is None, does nothing and returns no cgroup.
-    `existing`: use this cgroup instead of making one; `undo` does not remove it."""
+
+    `existing`: use this cgroup instead of making one; `undo` does not remove it.
+    """
     if choice is None:
         return None, []
     from pyrunc.cgroups.naming import place
@@ -143,9 +146,12 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
 
 
 def compiled_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:
-    """Compile the OCI object `linux.seccomp` to the operation that loads its filter; None when it
-    filters nothing. `store`: the folder in which compiled filters are stored, None for the default
-    folder, empty to store none. Raises InvalidSpec, Unsupported, KernelError."""
+    """Compile the OCI object `linux.seccomp` to the operation that loads its filter; None when the
+    filter would allow every call. Raises InvalidSpec, Unsupported, KernelError.
+
+    `store`: the folder in which compiled filters are stored. None: the default folder. Empty: store
+    none.
+    """
     if not seccomp:
         return None
     from pyrunc.seccomp.compiler import compile as compile_filter

@@ -1,5 +1,5 @@
-"""Compiles an exec into a launch. Fields that the request's process object lacks are taken from the
-container's process.
+"""Compiles an exec into a launch. Fields that the OCI process object of the request lacks are taken
+from the container's process.
 
 The launcher joins all namespaces of the container's first process at once, by its pidfd, and clones
 the new process. The new process then sets its own limits, capabilities, ids and seccomp filter.
@@ -39,7 +39,7 @@ PROGRAMS_AT_MOST, SEEN_AT_MOST = 2, 8  # of one container; a program has 28 KiB
 
 
 class ExecPrograms:
-    """A cache of plans and lowered programs for commands that are executed again and again in one
+    """A cache of plans and programs for commands that are executed again and again in one
     container, such as probes."""
 
     __slots__ = ("_filter", "_programs", "_seen")
@@ -57,13 +57,13 @@ class ExecPrograms:
         return self._filter
 
     def load(self, key: Hashable) -> tuple[Plan, LoweredProgram] | None:
-        """Return the plan and the program that were stored for the inputs `key`; None when there
-        are none."""
+        """Return the plan and the program that `store` has stored under `key`; None if there are
+        none."""
         return self._programs.get(key)
 
     def store(self, key: Hashable, plan: Plan, program: LoweredProgram) -> None:
-        """Store a plan and its program under `key`, the inputs from which they were made. Only a
-        key that was seen before is stored, and only while the cache is not full."""
+        """Store a plan and its program under `key`, the inputs from which both were made. Does
+        nothing for a key that is seen for the first time, and when the cache is full."""
         if hash(key) not in self._seen:
             self._seen = [*self._seen[1 - SEEN_AT_MOST :], hash(key)]
         elif len(self._programs) < PROGRAMS_AT_MOST:
@@ -71,16 +71,24 @@ class ExecPrograms:
 
 
 class ExecRequest(Value):
-    """The request for a process in a running container. `pid`, `pidfd`: the container's first
-    process; `spec`: its configuration; `process`: the process to run, for example from `merged`.
+    """The request for a process in a running container, which `compile_exec` compiles.
 
-    `pidfd` -1: the launching process adds it, as the descriptor `container`. `cgroup` None: stay in
-    the caller's cgroup. `follow`: enter the present cgroup of the first process when `cgroup` is
-    gone or takes no processes; False: that is an error. The caller closes `stdio`. A process with a
-    terminal gets the terminal instead of `stdio`. `id` and `bundle` are sent to a seccomp agent;
-    `id` also names the container's resctrl group. `attached`: the runtime stays and copies the
-    process's terminal to its own. `timed`: the launch reports when each operation is done.
-    `programs`: the cache of plans and programs for this configuration.
+    - `pid`, `pidfd`: the container's first process. `pidfd` -1: the launching process adds the
+      pidfd, as the descriptor `container`.
+    - `spec`: the container's configuration
+    - `process`: the process to run, for example from `merged`
+    - `stdio`: the caller's descriptors for 0 to 2, which the caller closes. A process with a
+      terminal gets the terminal instead.
+    - `cgroup`: the cgroup for the process. None: stay in the caller's cgroup.
+    - `follow`: if `cgroup` is gone or takes no processes, enter the present cgroup of the
+      container's first process. False: that is an error.
+    - `preserve_fds`: the caller's descriptors that become 3, 4, …
+    - `id`, `bundle`: the container's, for a seccomp agent; `id` also names the container's resctrl
+      group
+    - `keep_groups`: keep the caller's supplementary groups
+    - `attached`: the runtime stays and copies the process's terminal to its own
+    - `timed`: the launch reports when each operation is done
+    - `programs`: the cache of plans and programs for this container
     """
 
     pid: int
@@ -103,9 +111,11 @@ class ExecRequest(Value):
 
 
 def merged(spec: Spec, document: dict[str, Any]) -> Process:
-    """Parse an OCI process object, and take fields that it lacks from the container's process.
-    Raises InvalidSpec. The field `terminal` is not taken. The container's umask is taken unless the
-    object's user has one."""
+    """Parse an OCI process object, and take missing fields from the container's process. Raises
+    InvalidSpec.
+
+    The field `terminal` is not taken. The umask is taken if the object's user has none.
+    """
     process, base = parse_process(document), spec.process
     if base is None:
         return process

@@ -1,5 +1,5 @@
-"""Reads the facts about the runtime's own process and machine on which plans depend, once per
-process."""
+"""Reads the facts about the runtime's own process and machine on which plans depend. Each process
+reads them once."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ _host: HostFacts | None = None
 
 
 def host() -> HostFacts:
-    """Return the facts about this process and machine. `oom_score_adj` is this process's present
-    value. It is 0 if this process may lower the value, because plans then do not depend on it."""
+    """Return the facts about this process and machine.
+
+    `oom_score_adj` is this process's present value, or 0 if this process may lower the value. In
+    that case plans do not depend on it.
+    """
     facts = constant_facts()
     if facts.lowers_oom_score:
         return facts  # its own score does not matter then
@@ -90,8 +93,8 @@ def _read(path: str) -> bytes:
 
 
 def _clones_detached(capabilities: int) -> bool:
-    """Tell whether open_tree(2) can clone a detached mount: on Linux 6.15, or where a distribution
-    has backported it, which a probe of 130 us finds. False where we may not make mounts."""
+    """Tell whether open_tree(2) can clone a detached mount: on Linux 6.15, and on older kernels
+    with a backport, which a probe of 130 us detects. False where we may not make mounts."""
     major, minor = os.uname().release.split(".")[:2]
     if major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= DETACHED_SINCE:
         return bool(capabilities >> CAP_SYS_ADMIN & 1)

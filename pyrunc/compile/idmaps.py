@@ -35,9 +35,11 @@ def maps_of_process(pid: int) -> Maps:
 
 
 def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
-    """Return the uid and gid maps of the user namespace behind `namespace_fd`. They are read from
-    process PID if `path` is /proc/PID/ns/user and PID is still in it, else from a child that enters
-    the namespace. Raises KernelError."""
+    """Return the uid and gid maps of the user namespace behind `namespace_fd`. Raises KernelError.
+
+    If `path` is /proc/PID/ns/user and process PID is still in the namespace, its maps are read.
+    Otherwise a child enters the namespace, and its maps are read.
+    """
     parts = path.split("/")
     if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():
         maps = maps_of_process(int(parts[2]))
@@ -69,12 +71,12 @@ def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
 
 
 class _WaitingProcess:
-    """A context manager around a child that only waits: entering returns its pid, leaving kills and
-    reaps it.
+    """A context manager around a child that only waits. Entering returns the child's pid, leaving
+    kills and reaps the child.
 
-    `a`: the instructions that the launcher runs before it clones the child; `fds`: the launcher's
-    descriptors, as number in the launcher -> our number; `flags` (CLONE_NEW…): the child's new
-    namespaces.
+    - `a`: the instructions that the launcher runs before it clones the child
+    - `fds`: the launcher's descriptors, as number in the launcher -> our number
+    - `flags`: the child's new namespaces (CLONE_NEW…)
     """
 
     def __init__(self, a: Assembler, flags: int, fds: Mapping[int, int] = {}) -> None:

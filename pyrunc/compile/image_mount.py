@@ -1,8 +1,8 @@
 """Mounts images that are not unpacked: EROFS with an index file whose data is in the layers' tars.
 
-From Linux 6.15 on, all containers of an image share one mount and its page cache: the caller mounts
-the image and passes the descriptor, of which each container gets a clone. Older kernels cannot
-clone a detached mount, so each container gets its own mount.
+From Linux 6.15 on, all containers of an image share one mount and its page cache. The caller mounts
+the image and passes the mount's descriptor; each container gets a clone. Older kernels cannot clone
+a detached mount, so each container gets its own mount.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ if TYPE_CHECKING:
 
 
 class MountedImage(Record):
-    """The files from which EROFS mounts an image. `index`: the file with the EROFS metadata;
-    `devices`: the files with the data, in the order of the index's device table. `digests`: the
-    fs-verity digests of `index` and of each device, empty if the files are not sealed.
+    """The files from which EROFS mounts an image.
 
-    `folder`: mount only this directory of the image (a path without symbolic links); empty for the
-    whole image. `place`: an empty directory to which the image is attached in a private mount
-    namespace when a kernel operation needs an attached mount.
+    - `index`: the file with the EROFS metadata
+    - `devices`: the files with the data, in the order of the index's device table
+    - `place`: an empty directory. The image is attached there, in a private mount namespace, when a
+      kernel operation needs an attached mount.
+    - `folder`: mount only this directory of the image (a path without symbolic links); empty for
+      the whole image
+    - `digests`: the fs-verity digests of `index` and of each device; empty if the files are not
+      sealed
     """
 
     index: str
@@ -81,8 +84,11 @@ def open_overlay_of(
     options: kernel_mount.Options,
 ) -> int:
     """Mount an overlay detached, with the detached mounts `mounts` as its lower layers, top first.
-    `places`: a directory for each layer, to which kernels before 6.15 need it attached; this
-    happens in a private mount namespace. Raises KernelError."""
+    Raises KernelError.
+
+    `places`: an empty directory for each lower layer. Kernels before 6.15 need attached layers, so
+    there each layer is attached to its directory, in a private mount namespace.
+    """
     if host.constant_facts().clones_detached:
         return kernel_mount.open_overlay(mounts, upper or None, work or None, options=options)
     from pyrunc.kernel import detached

@@ -1,4 +1,4 @@
-"""Compiles a pod's pause process into a launch: the process that keeps a pod's namespaces."""
+"""Compiles the launch of a pod's pause process, which holds the pod's namespaces."""
 
 from __future__ import annotations
 
@@ -48,11 +48,13 @@ def compile_pause(
     """Compile the launch of a pod's pause process, which has an empty read-only root, no
     capabilities, and no_new_privs. Raises InvalidArgument, InvalidSpec, KernelError.
 
-    `identifier` names the cgroup. `existing_cgroup`: use this cgroup instead of making one. The
-    removal of a new cgroup is pushed on `undo`. `mounts`: detached mounts of which containers will
-    get clones, by a folder in the pause process's root. Before Linux 6.15 they are attached to
-    these folders, because the kernel clones attached mounts only. `timed`: the launch reports when
-    each operation is done.
+    - `identifier`: the cgroup's name
+    - `undo`: gets the removal of a new cgroup
+    - `mounts`: detached mounts of which containers will get clones, by a folder in the pause
+      process's root. Before Linux 6.15 the kernel clones attached mounts only, so the pause process
+      attaches these mounts to their folders.
+    - `existing_cgroup`: use this cgroup instead of making one
+    - `timed`: the launch reports when each operation is done
     """
     timings = timings or Timings()
     linux = Linux(
@@ -132,9 +134,11 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return the namespace `entry` with a path that says that the launching process adds the
-    namespace (`PINNED` and the type), if `chosen` has `pinned` for the type. Otherwise return
-    `entry` unchanged. `chosen`: the request's `namespaces`."""
+    """Return the namespace `entry`; if the launching process adds it, with the path `PINNED` +
+    TYPE.
+
+    `chosen`: the request's `namespaces`, in which such a type has the value `pinned`.
+    """
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry
     )
@@ -160,9 +164,11 @@ _pause: int | None = None
 
 
 def _open_pause(label: str = "") -> int:
-    """Return a descriptor of the pause program, which the caller closes. The first call opens the
-    program by `open_program`, and gives it the SELinux label `label` if it is a memfd and `label`
-    is not empty. Later calls must have the same label. Raises KernelError."""
+    """Return a descriptor of the executable `pause`, which the caller closes. Raises KernelError.
+
+    The first call opens the file by `open_program`. If the result is a memfd, it gets the SELinux
+    label `label`, unless that is empty. Later calls must have the same label.
+    """
     global _pause
     if _pause is None:
         program_fd = open_program(os.path.join(os.path.dirname(LAUNCHER), "pause"))

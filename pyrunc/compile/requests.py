@@ -1,5 +1,5 @@
-"""The records in which a caller describes what to compile. The server imports them without the
-planner, which needs 2 MiB."""
+"""Classes by which a caller describes what to compile. The server imports them without the planner,
+which needs 2 MiB."""
 
 from __future__ import annotations
 
@@ -19,17 +19,22 @@ def keyring_name(container_id: str) -> str:
 
 
 class CgroupChoice(Record):
-    """How the runtime makes a cgroup. `driver`: `cgroupfs` or `systemd`. `missing_controllers`:
-    whether a limit is an `error` or only a reason to `warn` when its controller is not on the v2
-    tree."""
+    """How the runtime makes a cgroup.
+
+    - `driver`: `cgroupfs` or `systemd`
+    - `missing_controllers`: `error` or `warn`, for a limit whose controller is not on the v2 tree
+    """
 
     driver: str = "cgroupfs"
     missing_controllers: str = "error"
 
 
 class Overlay(Record):
-    """An overlay as the container's root. `lower`: paths of layers, top first; or `image`, whose
-    mount is the lower layer. Without `upper` and `work` the overlay is read-only."""
+    """An overlay as the container's root. Without `upper` and `work` the overlay is read-only.
+
+    - `lower`: paths of the lower layers, top first
+    - `image`: an image whose mount is the lower layer, instead of `lower`
+    """
 
     lower: Sequence[str] = ()
     upper: str = ""
@@ -39,18 +44,24 @@ class Overlay(Record):
 
 
 class PauseRequest(RecordFile):
-    """The request for a pod's pause process, as the server writes it to the sandbox's folder.
+    """The request for a pod's pause process, which the server writes to the sandbox's folder.
 
-    `namespaces` maps a type (`network`, `ipc`, `uts`, `pid`, `user`) to one of these: `new`; an
-    absolute path to join; `pinned` for a namespace that the launching process adds
-    (`Launch.pinned`); `host` or `none` to stay in the caller's. A pause process always gets a new
-    mount namespace. A new user namespace owns the other new namespaces, and needs `uid_mappings`
-    and `gid_mappings`: OCI's `{containerID, hostID, size}` objects.
+    - `namespaces`: type (`network`, `ipc`, `uts`, `pid`, `user`) -> one of the values below. The
+      process always gets a new mount namespace. A new user namespace owns the other new namespaces.
+    - `uid_mappings`, `gid_mappings`: OCI's `{containerID, hostID, size}` objects, for a new user
+      namespace
+    - `shm_size_bytes`, `shm_owner` (uid, gid), `mount_label` (SELinux): for the /dev/shm of a new
+      ipc namespace
+    - `selinux_label`: the SELinux label of the process
+    - `program_label`: the SELinux label of the memfd with the executable `pause`. A policy may
+      forbid that a memfd with the default label starts the process's domain.
 
-    `shm_size_bytes`, `shm_owner` (uid, gid) and `mount_label` (SELinux) are for the /dev/shm of a
-    new ipc namespace. `selinux_label`: the SELinux label of the process. `program_label`: the label
-    of the memfd with the pause program. It is needed because a policy may forbid that a memfd with
-    the default label starts the process's domain.
+    Values of `namespaces`:
+
+    - `new`: make a new namespace
+    - an absolute path: join this namespace
+    - `pinned`: join the namespace that the launching process adds (`Launch.pinned`)
+    - `host` or `none`: stay in the launching process's namespace
     """
 
     # Earlier builds of version 0.1.0 write this file under the name holder.json.

@@ -1,6 +1,9 @@
-"""Collects facts about a container's files for its plan, before anything of the container runs:
-kinds of bind sources, targets of dangling links at mount points, modes of folders below a tmpfs,
-and the user's home. Also determines the owners of the container's stdio and cgroup."""
+"""Collects facts about a container's files for its plan, before anything of the container runs.
+Also determines the owners of the container's stdio and cgroup.
+
+The facts are the kinds of bind sources, targets of dangling links at mount points, modes of folders
+below a tmpfs, and the user's home.
+"""
 
 from __future__ import annotations
 
@@ -41,12 +44,12 @@ def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
 
 
 def resolve_binds(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
-    """Return the bind mounts that the container's process makes itself, by their index in the
-    spec's mounts: the source's real path, and whether that is a directory.
+    """Return the bind mounts that the container's process makes itself: index in the spec's mounts
+    -> (real path of the source, whether the source is a directory).
 
     Symbolic links are followed only here. The process opens the real path and refuses links, so a
-    path that is swapped meanwhile is an error. `sources` has facts about sources that the caller
-    has looked up; these are not looked up again.
+    path that is swapped meanwhile is an error. `sources`: facts about sources that the caller has
+    looked up; these sources are not looked up again.
     """
     binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
@@ -80,10 +83,12 @@ def probe(
 ) -> RootfsFacts:
     """Collect the facts about the root's files on which the plan depends.
 
-    `descriptors` has the detached root (`root`) and the detached bind mounts (`tree:INDEX`).
-    `pinned`: names of bind mounts that the launching process adds; all of them are directories.
-    `nulls`: the numbers among 0 to 2 that are null devices. `own_binds`: the result of
-    `resolve_binds`. `sources`: facts about bind sources, whose storage is not accessed again.
+    - `descriptors`: the detached root (`root`) and the detached bind mounts (`tree:INDEX`)
+    - `nulls`: the numbers among 0 to 2 that are null devices
+    - `own_binds`: the result of `resolve_binds`
+    - `sources`: facts about bind sources, whose storage is not accessed again
+    - `pinned`: names of bind mounts that the launching process adds; all of them are directories
+    - `pivot`: False if the root will be mounted over the host's root
     """
     root = descriptors["root"]
     directories = {i: is_folder for i, (_, is_folder) in own_binds.items()}
@@ -121,7 +126,7 @@ def probe(
 
 
 def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the descriptors that the process opens again as the container's /dev/null, so that
+    """Return the descriptors that the process must open again as the container's /dev/null, so that
     CRIU's dump finds the file: all of `nulls`, or none.
 
     The result is empty with a terminal, with a user namespace, and without a mount namespace. In
@@ -139,8 +144,8 @@ def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def whole_instances() -> tuple[str, ...]:
-    """Return the mount points of procfs and sysfs in our mount namespace where the root of the file
-    system is mounted, the last mounted first."""
+    """Return the mount points of complete procfs and sysfs mounts in our mount namespace, the last
+    mounted first. Bind mounts of a folder or file in them are left out."""
     from pyrunc.kernel.mountinfo import mount_points
 
     paths = [
@@ -152,7 +157,7 @@ def whole_instances() -> tuple[str, ...]:
 
 
 def has_home(process: Process) -> bool:
-    """Tell whether the environment has a HOME that is not empty; of several the last counts."""
+    """Tell whether the last HOME in the environment is not empty."""
     last = next(
         (variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME="
     )
@@ -160,8 +165,8 @@ def has_home(process: Process) -> bool:
 
 
 def home(root: int, uid: int) -> str:
-    """Return the home of the user `uid` from /etc/passwd beneath `root`; empty when the file does
-    not name one. NSS is not used, because it would run the container's libraries."""
+    """Return the home of the user `uid` from /etc/passwd beneath `root`; empty if the file has
+    none. NSS is not used, because it would run the container's libraries."""
     try:
         content = read_in_root(root, "/etc/passwd", PASSWD_LIMIT_BYTES)
     except KernelError:
@@ -185,11 +190,11 @@ def stdio_owner(spec: Spec) -> int | None:
 
 
 def cgroup_owner(spec: Spec) -> int | None:
-    """Return the uid on the host that will own the cgroup: the container's user, if the container
-    has its own cgroup namespace and mounts its cgroup tree writable. None: the runtime's user stays
-    the owner.
+    """Return the uid on the host that will own the cgroup. None: the runtime's user stays the
+    owner.
 
-    Source: runtime-spec, config-linux.md, "Cgroup ownership".
+    The owner is the container's user if the container has its own cgroup namespace and mounts its
+    cgroup tree writable (runtime-spec, config-linux.md, "Cgroup ownership").
     """
     namespace = spec.linux.namespace("cgroup")
     cgroup_mounts = [
@@ -205,8 +210,8 @@ def cgroup_owner(spec: Spec) -> int | None:
 
 
 def keeps_groups(spec: Spec) -> bool:
-    """Tell whether the process keeps the caller's supplementary groups, as podman's `--group-add
-    keep-groups` requests by an annotation of crun."""
+    """Tell whether the process keeps the caller's supplementary groups. podman requests this by an
+    annotation of crun (`--group-add keep-groups`)."""
     return spec.annotations.get(KEEP_GROUPS) == "1"
 
 
@@ -220,8 +225,10 @@ def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
 
 def _mode_and_path(root: int, path: str) -> tuple[int | None, str]:
     """Return st_mode of the file at `path` beneath the root, and `path` itself. For a missing file
-    return None, and `path` with its symbolic links resolved. `path` comes from `normal`: it is
-    absolute and has no `..`. Raises KernelError."""
+    return None, and `path` with its symbolic links resolved. Raises KernelError.
+
+    `path` must be absolute and without `..`, as `normal` returns it.
+    """
     try:
         number = open_beneath(root, path.lstrip("/") or ".")
     except KernelError as error:

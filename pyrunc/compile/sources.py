@@ -55,9 +55,9 @@ class Directory(Value):
 
 
 def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
-    """Open the root as the descriptor `root`: a detached mount, which the container attaches in its
-    own mount namespace. A directory of the host is opened without a mount if the container has no
-    mount namespace."""
+    """Open the root as the descriptor `root`: a detached mount, which the container's process
+    attaches in its own mount namespace. For a container without a mount namespace, open a directory
+    of the host without a mount."""
     rootfs = request.rootfs
     if isinstance(rootfs, Overlay):
         if rootfs.image is not None:
@@ -78,7 +78,7 @@ def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
 
 
 def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -> int:
-    """Mount the overlay and return it detached. With a user namespace the lower layers are
+    """Mount the overlay and return the detached mount. With a user namespace the lower layers are
     idmapped, so that files of the host's root belong to the container's root.
 
     The upper and work folders are not idmapped and must belong to the user namespace's root.
@@ -95,8 +95,8 @@ def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -
 
 
 def _overlay_options(rootfs: Overlay, linux: Linux) -> kernel_mount.Options:
-    """Return the options of an overlay. With a mount label all files of the overlay have that
-    label; the layers, which other containers use, keep theirs."""
+    """Return the options of an overlay. A mount label in `linux` applies to all files of the
+    overlay. The layers, which other containers use, keep their labels."""
     options: list[tuple[str, str | None]] = []
     if rootfs.volatile and rootfs.upper:
         # `volatile` leaves out the sync of the upper layer at unmount, which takes up to 312 ms
@@ -126,9 +126,9 @@ def _open_overlay_of_image(
 def open_image_volume(
     image: MountedImage, linux: Linux, images: Mapping[str, int], descriptors: NamedDescriptors
 ) -> int:
-    """Mount an image as a volume for a container; return the detached mount, which the container
-    cannot change for others. `images`: descriptors of images that the caller has mounted, by the
-    path of the image's EROFS index. Raises KernelError, OSError.
+    """Mount an image as a volume of a container; return the detached mount. The container cannot
+    change the image's mount in other containers. `images`: descriptors of images that the caller
+    has mounted, by the path of the image's EROFS index. Raises KernelError, OSError.
 
     With CAP_SYS_ADMIN in the superblock's user namespace, a container could remount a shared image.
     With the option `noacl`, for example, the image's files would lose their ACLs in every
@@ -173,9 +173,11 @@ def _open_read_only(path: str) -> int:
 
 
 def overlay_of(mount: Mount) -> Overlay:
-    """Parse the options of a mount of type overlay to the overlay's layers, by the rules of
-    overlayfs. `lowerdir+` has one path, taken literally; `lowerdir` has several, with `:` between
-    them. In `lowerdir`, `upperdir` and `workdir` a backslash escapes the next character."""
+    """Parse the options of a mount of type overlay, by the rules of overlayfs; return the layers.
+
+    `lowerdir+` has one path, taken literally. `lowerdir` has several, with `:` between them. In
+    `lowerdir`, `upperdir` and `workdir` a backslash escapes the next character.
+    """
     layers: list[str] = []
     writable = {"upperdir": "", "workdir": ""}
     volatile = False
@@ -219,8 +221,8 @@ def _user_namespace(
     uids: tuple[IdMap, ...] = (),
     gids: tuple[IdMap, ...] = (),
 ) -> int:
-    """Return the descriptor of a user namespace with these id maps, by default the container's. It
-    is the namespace that the container joins, if that has the maps, else a new one; `descriptors`
+    """Return the descriptor of a user namespace with these id maps, by default the container's. If
+    the container joins a namespace with these maps, return that one, else a new one. `descriptors`
     closes it."""
     uids, gids = uids or linux.uid_mappings, gids or linux.gid_mappings
     joined = descriptors.numbers.get("namespace:user")
@@ -245,9 +247,9 @@ def _idmap(tree: int, owner: int, what: str, *, recursive: bool) -> None:
 
 
 def _explain_refusal(path: str) -> str:
-    """Return the probable reason why the kernel refused an idmapped mount of `path` with EINVAL: a
-    tmpfs, as for Kubernetes secrets, before Linux 6.3, or another file system without idmapped
-    mounts."""
+    """Return the probable reason why the kernel refused an idmapped mount of `path` with EINVAL:
+    before Linux 6.3 a tmpfs, on which kubelet puts secrets, otherwise a file system without
+    idmapped mounts."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
     # By the list of mounts, because statfs(2) asks the storage, which may not answer.
@@ -292,11 +294,11 @@ def open_sources(
 
 def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Make the device files of a container with a user namespace, which itself may not call mknod.
-    Adds each to `descriptors` as a detached mount, owned by the container's users, for the
-    container to attach. Raises KernelError.
+    Adds each to `descriptors` as a detached mount, which belongs to the container's users. Raises
+    KernelError.
 
     Does nothing before Linux 6.15, where detached mounts cannot be cloned, or if we may not make
-    devices; the container then binds the host's devices.
+    devices; the container's process then binds the host's devices.
     """
     nodes, machine = devices.nodes_from_outside(spec), host.constant_facts()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
@@ -328,8 +330,8 @@ def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
 
 
 def _open_bind(mount: Mount, request: CreateRequest) -> int:
-    """Return a detached clone of a bind's source: of the descriptor that the caller has opened, or
-    else of the file at its path. Raises KernelError, InvalidSpec."""
+    """Return a detached clone of a bind's source. The source is the descriptor that the caller has
+    opened, or else the file at the mount's source path. Raises KernelError, InvalidSpec."""
     if mount.source in request.sources:
         number = request.source_fds.get(mount.source)
         if number is None:
@@ -342,8 +344,8 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
 
 
 def clone_bind(mount: Mount, source: int) -> int:
-    """Return a detached clone of the mount at an open bind source; for `rbind` it includes the
-    mounts below. The call cannot hang, because it does not access the source's storage. Raises
+    """Return a detached clone of the mount at an open bind source; for `rbind` with the mounts
+    below. Cannot hang, because the call does not access the source's storage. Raises
     KernelError."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
     try:
@@ -369,9 +371,11 @@ def _pinned_name(mount: Mount) -> str:
 
 
 def _open_clone(source: str, request: CreateRequest, path: str) -> int:
-    """Return a detached clone of the mount that `source`, `pyrunc:NAME`, names in the request's
-    `mount_fds`. `path`: the JSON path of the source, for InvalidSpec. Raises InvalidSpec,
-    Unsupported, KernelError."""
+    """Return a detached clone of the mount NAME in the request's `mount_fds`. Raises InvalidSpec,
+    Unsupported, KernelError.
+
+    `source`: `pyrunc:NAME`; `path`: the JSON path of the source, for InvalidSpec.
+    """
     name = source[len(OUR_MOUNTS) :]
     mount = request.mount_fds.get(name)
     if mount is None:

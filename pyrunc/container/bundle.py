@@ -1,8 +1,8 @@
 """Makes a container from a bundle, for `create`, `run` and `restore`: its state on disk, then its
 process.
 
-The state is written before anything else is made, and again when the process exists, so that
-`delete` finds all that a killed create has left. A create that fails undoes all that it did.
+The state is written before anything else is made. It is written again when the process exists, so
+that `delete` finds all that a killed create has left. A create that fails undoes all that it did.
 """
 
 from __future__ import annotations
@@ -61,10 +61,19 @@ def load(folder: str, config: str = "") -> Bundle:
 
 
 class CreateOptions(Value):
-    """Options of `create` besides the bundle, most of them from the command line. `notify`: the
-    socket of a service manager that waits for the container to be ready. `attached`: the runtime
-    stays and copies the program's terminal to its own. `activated`: how many of `preserve_fds` are
-    sockets for systemd's socket activation."""
+    """Options of `create` besides the bundle, most of them from the command line.
+
+    - `driver`, `missing_controllers`: those of `CgroupChoice`
+    - `with_cgroup`: make a cgroup. False: stay in the caller's cgroup.
+    - `keyring`: make a session keyring for the container
+    - `preserve_fds`: our descriptors that become 3, 4, … in the container
+    - `start_immediately`: execute the container's command. False: wait for `start`.
+    - `pivot`: False: mount the root over the host's root
+    - `notify`: the socket of a service manager that waits for the container to be ready
+    - `trace`: see `CreateRequest`
+    - `attached`: the runtime stays and copies the container's terminal to its own
+    - `activated`: how many of `preserve_fds` are sockets for systemd's socket activation
+    """
 
     driver: str = "cgroupfs"
     with_cgroup: bool = True
@@ -88,11 +97,14 @@ def make(
     create_process: Callable[[State, Bundle, CreateOptions], ContainerProcess] | None = None,
 ) -> tuple[State, ContainerProcess]:
     """Claim the id, create the process, save it in the state, then call `after`. If any of this
-    fails, everything is undone, and the poststop hooks run if the id was claimed.
+    fails, everything is undone. The poststop hooks then run if the id was claimed.
 
-    `create_process` makes the process; the default is `create`. Raises AlreadyExists, the errors of
-    `create_process` and `after`, for an ordinary user those of `rootless.enter`, and InvalidSpec
-    for limits where the runtime may not make cgroups.
+    `create_process` makes the process; the default is `create`. Raises:
+
+    - AlreadyExists
+    - the errors of `create_process` and `after`
+    - for an ordinary user, the errors of `rootless.enter`
+    - InvalidSpec for limits where the runtime may not make cgroups
     """
     # Read now: after `enter` we are root of another namespace.
     owner_uid = outer_uid()
@@ -227,7 +239,8 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
 
 def _with_sockets(spec: Spec, count: int) -> Spec:
     """Return the specification with LISTEN_FDS for `count` descriptors of systemd's socket
-    activation (sd_listen_fds(3)) and LISTEN_PID=1, the program's pid in its container."""
+    activation (sd_listen_fds(3)) and LISTEN_PID=1, the pid of the container's process in the
+    container."""
     if not count or spec.process is None:
         return spec
     # sd_listen_fds(3) ignores the descriptors unless LISTEN_PID is the reader's own pid.
@@ -245,7 +258,7 @@ def _recorder(state: State) -> Callable[[ChildProcess], None]:
 
 
 def _unmake(state: State, created: ContainerProcess) -> None:
-    """Kill and reap the process, remove its cgroup."""
+    """Kill and reap the process, and remove its cgroup."""
     from pyrunc.container.delete import leave_rdt
 
     # Init first: a create without its own cgroup has nothing else to kill it by.

@@ -1,5 +1,5 @@
-"""`create`: makes a container. Its process then waits for `start`; with `start_immediately` it has
-executed its program instead.
+"""`create`: makes a container. Its process then waits for `start`. With `start_immediately` it has
+executed the container's command instead.
 
 The process is a child of the caller, which reaps it: the launcher clones it with CLONE_PARENT. If
 `create` fails, nothing of the container is left.
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def create(request: CreateRequest) -> ContainerProcess:
     """Make the container. Raises InvalidSpec, KernelError (with the plan's line), NotFound for a
-    missing program.
+    missing command.
 
     On failure the start socket and the cgroup are removed again, and the process is killed and
     reaped.

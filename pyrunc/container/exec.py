@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 def execute(
     request: ExecRequest, store: Callable[[LoweredProgram, tuple[str, ...]], object] | None = None
 ) -> ContainerProcess:
-    """Start the process in the running container; returns when it has executed its program. Raises
-    WrongState when the container has ended, InvalidSpec, KernelError (with the plan's line),
-    NotFound or InvalidArgument for a missing program.
+    """Start the process in the running container; returns when the process has executed its
+    command. Raises WrongState when the container has ended, InvalidSpec, KernelError (with the
+    plan's line), NotFound or InvalidArgument for a missing command.
 
-    `store` is called with the lowered program and its warnings if a later exec can use both again.
-    `store` is not called for an exec with a terminal, for an exec whose plan has steps of the
-    parent, or if the process had to be moved to another cgroup.
+    `store` is called with the process's program and the plan's warnings if a later exec can use
+    both again. It is not called for an exec with a terminal, for an exec whose plan has steps of
+    the parent, or if the process had to be moved to another cgroup.
     """
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)

@@ -48,9 +48,12 @@ def parse_signal(text: str) -> int:
 
 
 def kill(state: State, signal: int, everything: bool = False) -> None:
-    """Send `signal` to the container's init. With `everything`, and for SIGKILL without a private
-    pid namespace, send it to all processes in the container's cgroup. Raises KernelError, and
-    WrongState when no process is left that gets the signal (never with `everything`)."""
+    """Send `signal` to the container's init. With `everything`, send it to all processes in the
+    container's cgroup. SIGKILL for a container without a private pid namespace does the same.
+
+    Raises KernelError, and WrongState when no process is left that gets the signal (never with
+    `everything`).
+    """
     # In its own pid namespace the kernel kills the others with init (pid_namespaces(7)).
     if everything or (signal == SIGKILL and not state.private_pids):
         any_process = _signal_all(state, signal)

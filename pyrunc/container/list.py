@@ -1,5 +1,5 @@
-"""`list`: reports all containers below a root with their status. A container that is removed
-meanwhile is left out."""
+"""`list`: reports all containers below a root with their status. A container that is removed at the
+same time is left out."""
 
 from __future__ import annotations
 

@@ -31,7 +31,8 @@ BARRIER_TIMEOUT_S = 30
 
 def with_socket(spec: Spec, state_dir: str) -> Spec:
     """Return the specification with a read-only bind mount of the notify folder, and NOTIFY_SOCKET
-    in the program's environment. Makes the folder in `state_dir`. Raises KernelError."""
+    in the environment of the container's command. Makes the folder in `state_dir`. Raises
+    KernelError."""
     assert spec.process is not None
     source = f"{state_dir}/{FOLDER}"
     with kernel_errors("mkdir", f"'{source}'"):
@@ -47,8 +48,8 @@ def with_socket(spec: Spec, state_dir: str) -> Spec:
 
 
 class NotifyProxy:
-    """The socket in a container to which the container sends READY. Open it before the program
-    runs, then call `wait`."""
+    """The socket in a container to which the container sends READY. It must be open before the
+    container's command runs; `wait` then waits for READY."""
 
     def __init__(self, state_dir: str, host: str) -> None:
         """Open the socket. `host` is the manager's address: a path, or an abstract name that begins
@@ -65,8 +66,8 @@ class NotifyProxy:
             raise KernelError.of(error, "bind", f"'{state_dir}/{FOLDER}/{NAME}'") from None
 
     def wait(self, pidfd: int, main_pid: int) -> bool:
-        """Wait until the container is ready and report that to the manager, with `main_pid`; False
-        when init has ended instead."""
+        """Wait until the container is ready and report that to the manager, with `main_pid` as
+        MAINPID. False when init has ended instead."""
         waiter = select.poll()
         waiter.register(self._socket.fileno(), select.POLLIN)
         waiter.register(pidfd, select.POLLIN)
@@ -89,8 +90,8 @@ class NotifyProxy:
 
 
 def _ready_line(message: bytes) -> bytes:
-    """Return the READY line of a container's message, empty without one. Other lines are not passed
-    on, because the service manager would take them for the runtime's."""
+    """Return the READY line of a container's message, empty if it has none. The manager would take
+    other lines for the runtime's."""
     return next((line for line in message.split(b"\n") if line.startswith(b"READY=")), b"")
 
 

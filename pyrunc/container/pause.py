@@ -1,5 +1,4 @@
-"""`pause` and `resume`: stop every process of a container by the cgroup freezer, and let them run
-on."""
+"""`pause` and `resume`: freeze and thaw all processes of a container by the cgroup freezer."""
 
 from __future__ import annotations
 

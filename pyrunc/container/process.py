@@ -1,4 +1,4 @@
-"""The record of a process that was started in a container."""
+"""The class for a process that was started in a container."""
 
 from __future__ import annotations
 
@@ -12,9 +12,13 @@ if TYPE_CHECKING:
 
 
 class ContainerProcess(Value):
-    """A process that was started in a container. The caller closes the descriptors. `cgroup`: the
-    cgroup that was made for the process; `proxy`: the socket by which a running program reports
-    READY to a service manager."""
+    """A process that was started in a container. The caller closes the descriptors.
+
+    - `console_fd`: the master of the process's terminal, None without one
+    - `warnings`: those of the process's plan
+    - `cgroup`: the cgroup that was made for the process
+    - `proxy`: the socket by which the running container reports READY to a service manager
+    """
 
     pid: int
     pidfd: int

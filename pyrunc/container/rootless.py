@@ -1,10 +1,10 @@
-"""Rootless containers: an ordinary user's runtime becomes root of the container's user namespace,
-and then does what it does as root.
+"""Rootless containers: an ordinary user's runtime becomes root of the container's user namespace.
+From then on it works as it does for root.
 
 `create` makes the user namespace or joins the one that the specification names; `exec` joins the
-container's. From then on the runtime is in this namespace, so the specification is used without
-its user namespace. newuidmap(1) and newgidmap(1) map ids that are not the user's own, if
-/etc/subuid and /etc/subgid allow it. A child that stays outside of the namespace runs them.
+container's. From then on the runtime is in this namespace, so the specification is used without its
+user namespace. newuidmap(1) and newgidmap(1) map ids that are not the user's own, if /etc/subuid
+and /etc/subgid allow it. A child that stays outside of the namespace runs them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ OUTPUT_LIMIT_BYTES = 4096
 
 def enter(spec: Spec) -> Spec:
     """Move this process to the user namespace that `spec` requests, as its root, and to a new mount
-    namespace. Return `spec` as it is to be used there.
+    namespace. Return `spec` without the user namespace.
 
     Raises InvalidSpec for settings that need root of the host, KernelError, and NotFound or
     PeerError when newuidmap is missing or fails.
@@ -54,8 +54,8 @@ def enter(spec: Spec) -> Spec:
 
 def join(pid: int, spec: Spec) -> Spec:
     """Move this process to the user namespace of the container's process `pid`, as its root. Return
-    `spec` as it is to be used there. If `spec` has no user namespace, return `spec` and do nothing.
-    Raises KernelError."""
+    `spec` without the user namespace. If `spec` has no user namespace, return `spec` and do
+    nothing. Raises KernelError."""
     if spec.linux.namespace("user") is None:
         return spec
     own = os.geteuid(), os.getegid()
@@ -98,8 +98,10 @@ def _refuse(spec: Spec) -> None:
 
 def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
     """Raise InvalidSpec if the map `entries` lacks the container's id 0 or the user's own id on the
-    host, `own`, because the runtime needs both. newuidmap checks the other ids. `name`: the map's
-    name in the specification."""
+    host. The runtime needs both; newuidmap checks the other ids.
+
+    `own`: the user's own id; `name`: the map's name in the specification.
+    """
     if not any(entry.container_id == 0 and entry.size for entry in entries):
         raise InvalidSpec(
             f"linux.{name}", "rootless container's id 0 must be mapped: it starts as root"
@@ -112,8 +114,8 @@ def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
 
 def _keep_files(uid: int, gid: int) -> None:
     """Set the ids for file access (setfsuid(2), setfsgid(2)) to the user's own ids, if the maps
-    make another host id root of the namespace. Without these ids for file access, the user's next
-    command could not read the state. An executed program does not inherit them."""
+    make another host id root of the namespace. Otherwise the user's next command could not read the
+    state. A process that executes another command loses these ids."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),
@@ -195,8 +197,8 @@ def _map_after_unshare(read_end: int, output: int, commands: Sequence[list[str]]
     `read_end`. Then run the commands that write the namespace's maps, with the memfd `output` as
     their stdout and stderr, and exit.
 
-    The exit code is 0, or that of the first command that fails: 127 if the command's program is
-    missing. It is 1 if the parent closes the pipe without a byte.
+    The exit code is 0, or that of the first command that fails, or 127 for a missing command. It is
+    1 if the parent closes the pipe without a byte.
     """
     code = 1
     try:

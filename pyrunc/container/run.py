@@ -1,4 +1,4 @@
-"""Attends a process until it ends, for `run` and `exec` without --detach: passes our signals on to
+"""Attends a process until it ends, for `run` and `exec` without --detach: forwards our signals to
 the process, copies its terminal to ours, and returns its exit status."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ CHUNK_BYTES = 65536
 
 def attend(pidfd: int, console_fd: int | None) -> int:
     """Wait for the end of a child; returns its exit code, or 128 + the signal that ended it.
-    `console_fd`: the master of the child's terminal, which is closed."""
+    `console_fd`: the master of the child's terminal, which this function closes."""
     _forward_signals(pidfd)
     if console_fd is None:
         _wait(pidfd)
@@ -65,7 +65,7 @@ def _reap(pidfd: int) -> int:
 
 
 def _forward_signals(pidfd: int) -> None:
-    """Pass our signals on to the process. Signals after its end are ignored, so that they cannot
+    """Forward our signals to the process. Signals after its end are ignored, so that they cannot
     interrupt the removal of the container."""
 
     def forward(number: int, _: object) -> None:

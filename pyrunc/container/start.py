@@ -1,8 +1,8 @@
-"""`start`: releases a container that waits on its start socket.
+"""`start`: lets a container execute its command. Until then the container's process waits on its
+start socket.
 
-The container accepts one connection and reads one byte. execve closes the connection, which means
-success. Otherwise the process sends an errno, when the program could not be executed, or a message,
-when a hook failed.
+The process accepts one connection and reads one byte. execve closes the connection, which means
+success. Otherwise the process sends an errno, if execve failed, or a message, if a hook failed.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 
 def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()) -> None:
-    """Let the container's waiting process execute its program, and remove the start socket. Returns
-    when the program runs. `args`, `env`: the program's arguments and environment, for error
+    """Let the container's waiting process execute its command, and remove the start socket. Returns
+    when the command runs. `args`, `env`: the command's arguments and environment, for error
     messages only.
 
     Raises WrongState when no process waits (the container was started before, or is dead), Error
-    when the process ends before it could be started, HookFailed, KernelError, and the errors of
-    `create` for a program that cannot be executed.
+    when the process ends before execve, HookFailed, KernelError, and the errors of `create` for a
+    command that cannot be executed.
     """
     path = f"{state_dir}/{START_SOCKET}"
     connection = _connect(state_dir, path)

@@ -1,4 +1,4 @@
-"""The state of containers on disk: below the root, a folder for each container, which all commands
+"""The state of containers on disk: a folder for each container below a root, which all commands
 use.
 
     <root>/<id>/config.json   the configuration at create; later edits of the bundle have no effect
@@ -51,8 +51,8 @@ def default_root() -> str:
     """Return `/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Root of a user namespace
     counts as another user, unless $USER is root.
 
-    Without XDG_RUNTIME_DIR, root of a user namespace gets `/run/pyrunc`, too; for any other uid
-    than 0 raises InvalidArgument.
+    If XDG_RUNTIME_DIR is not set, root of a user namespace gets `/run/pyrunc`, too; any other user
+    than uid 0 gets InvalidArgument.
     """
     root = os.geteuid() == 0
     # As in runc (shouldHonorXDGRuntimeDir). podman passes its environment to create and two
@@ -66,8 +66,8 @@ def default_root() -> str:
 
 
 def root_of(option: str | None) -> str:
-    """Return the folder of all containers: `--root` as an absolute path, else the default. Raises
-    InvalidArgument for `/`."""
+    """Return the folder of all containers. `option`: the value of --root, or None for
+    `default_root`. Raises InvalidArgument for `/`."""
     if option is None:
         return default_root()
     path = os.path.abspath(option)
@@ -90,13 +90,19 @@ def check_id(container_id: str) -> str:
 
 
 class State(RecordFile):
-    """The state of one container: the fields of `state.json`, which is in `folder`.
+    """The state of one container: the fields of `state.json`.
 
-    `pid`: that of init; 0 if create was killed before it cloned init. `start_time`: when init
-    started, in clock ticks since boot. `complete`: create has succeeded. `created`: a time in RFC
-    3339, UTC. `keyring`: name of the session keyring that an exec joins, empty for none.
-    `started_at_ns`: wall-clock time of the start, only in a pod's container, whose shim writes the
-    state.
+    - `folder`: the folder with `state.json`; not a field of the file
+    - `created`: when create began, as RFC 3339, UTC
+    - `owner_uid`: the uid on the host of the user who ran create
+    - `pid`: init's pid; 0 if create was killed before it cloned init
+    - `start_time`: when init started, in clock ticks since boot
+    - `private_pids`: the container has a new pid namespace
+    - `cgroup`: the result of `Cgroup.record`, None without a cgroup
+    - `complete`: create has succeeded
+    - `keyring`: name of the session keyring that an exec joins, empty for none
+    - `started_at_ns`: wall-clock time of the start. Only for a container of a pod, whose shim
+      writes the state.
     """
 
     name = STATE
@@ -253,8 +259,8 @@ def ids(root: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a container's folder. Other processes may meanwhile remove it as well (a second
-    delete) or add files (an exec that stores its program). Does nothing when the folder is gone."""
+    """Remove a container's folder. Does nothing when the folder is gone. Meanwhile other processes
+    may remove files (a second delete) or add files (an exec that stores its program)."""
     try:
         # In any order: a killed delete leaves a folder that is still claimed (its sticky bit), so
         # it can be repeated.
@@ -276,9 +282,9 @@ def _unlink(path: str) -> None:
 
 
 class Lock:
-    """A context manager with a lock by which one process at a time starts, changes or deletes the
-    container. Entering waits for the lock without a time limit, and raises NotFound if the
-    container has no folder any more."""
+    """A context manager with the container's lock. Only one process at a time can start, change or
+    delete the container. Entering waits for the lock without a time limit, and raises NotFound if
+    the container has no folder any more."""
 
     __slots__ = ("_descriptor", "_state")
 

@@ -1,7 +1,7 @@
 """Builds the JSON objects of `runc events`: one with a container's usage for each reading, and one
 for each OOM kill.
 
-A limit of `max` is reported as 2^64-1, as Go programs expect it; times are nanoseconds.
+A limit of `max` is 2^64-1, as clients in Go expect. Times are nanoseconds.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def group_of(state: State) -> Cgroup:
 
 def once(state: State) -> dict[str, Any]:
     """Return one reading of the container's usage, the object that `pyrunc events --stats` prints.
-    Raises WrongState as `group_of` does."""
+    Raises WrongState in the cases of `group_of`."""
     return _reading(state, group_of(state))
 
 
@@ -58,8 +58,8 @@ def _reading(state: State, group: Cgroup) -> dict[str, Any]:
 
 def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
     """Yield an object with the container's usage every `interval_s` seconds, and an object for each
-    OOM kill. Ends when the container's cgroup is gone or empty. Raises WrongState as `group_of`
-    does."""
+    OOM kill. Ends when the container's cgroup is gone or empty. Raises WrongState in the cases of
+    `group_of`."""
     group = group_of(state)
     kills = group.oom_kills() or 0
     watch = _open_watch(group)

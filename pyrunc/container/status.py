@@ -28,7 +28,7 @@ def status(state: State, locked: bool = False) -> str:
     """Return creating, created, running, paused or stopped. `locked`: the caller holds the
     container's lock.
 
-    A running create holds the lock; a killed one does not, and its container counts as stopped.
+    A running create holds the lock. A killed create does not, so its container counts as stopped.
     """
     # A create may be waiting for a hook, so its process alone does not tell.
     if not state.complete:
@@ -79,7 +79,8 @@ def wait_dead(state: State, timeout_s: float) -> bool:
 
 def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:
     """Return the status if it is one of `allowed`. Otherwise raise WrongState with the text
-    `refusal`, in which {status} is replaced by the present status. The caller holds the lock."""
+    `refusal`, in which {status} is replaced by the present status. The caller must hold the
+    container's lock."""
     current = status(state, locked=True)
     if current not in allowed:
         raise WrongState(refusal.replace("{status}", current))

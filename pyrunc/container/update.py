@@ -1,5 +1,5 @@
-"""`update`: sets new limits of a running container. Limits that are not named stay, and a failure
-restores the old ones.
+"""`update`: sets new limits of a running container. Limits that the request does not name stay. A
+failure restores the old limits.
 
 The stored configuration gets the new values, so that later readers (`state`, a restored container)
 see them.
