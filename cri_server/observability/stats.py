@@ -31,7 +31,10 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAYER_AGE_S = 10.0
-RATE_WINDOW_NS = 1_000_000_000  # shorter windows measure the scheduler rather than the group
+# The time between two measurements of cAdvisor in kubelet. A program that works once a second used
+# no CPU time in some windows of one second, and kubelet then reported 0.
+RATE_WINDOW_NS = 10_000_000_000
+SAMPLE_DISTANCE_NS = 1_000_000_000  # shorter times measure the scheduler rather than the group
 LAYER_REST = 10  # pause between walks, as a multiple of the last duration
 DEFAULT_INTERFACE = "eth0"
 NO_MEMORY = Memory(0, {}, {})
@@ -110,28 +113,36 @@ layers = LayerSizes()
 
 
 class CpuRates:
-    """Computes the CPU usage of cgroups per second, from samples that are at least `RATE_WINDOW_NS`
-    apart."""
+    """Computes the CPU usage of cgroups per second, as an average over at least RATE_WINDOW_NS. As
+    long as a cgroup has no sample that old, the average begins at its first sample."""
 
     def __init__(self) -> None:
-        # By group: the time of the sample, the CPU time used until then, the rate until then.
-        self._cache: dict[str, tuple[int, int, int | None]] = {}
+        # By group: the time of each sample and the CPU time used until then, the oldest first.
+        self._cache: dict[str, list[tuple[int, int]]] = {}
 
     def of(self, key: str, now_ns: int, used_ns: int) -> int | None:
         """Return the nanoseconds of CPU time that the cgroup `key` uses per second. `used_ns`: its
-        total CPU time at `now_ns`. Returns None for the first sample, and when `used_ns` has
-        decreased, because the cgroup was then deleted and created again."""
-        sample = self._cache.get(key)
-        # Two clients, such as kubelet and `pyrunc-cri stats`, may ask at the same time.
-        if sample is not None and used_ns >= sample[1] and now_ns - sample[0] < RATE_WINDOW_NS:
-            return sample[2]
-        rate = None
-        if sample is not None and used_ns >= sample[1]:
-            rate = (used_ns - sample[1]) * 1_000_000_000 // (now_ns - sample[0])
-        if len(self._cache) > 10_000:
-            self._cache.clear()
-        self._cache[key] = (now_ns, used_ns, rate)
-        return rate
+        total CPU time at `now_ns`.
+
+        Returns None while the rate is unknown: less than SAMPLE_DISTANCE_NS after the first sample,
+        and less than RATE_WINDOW_NS after it if the cgroup has used no CPU time since. A decreased
+        `used_ns` begins anew, because the cgroup was then deleted and created again.
+        """
+        samples = self._cache.get(key)
+        if samples is None or used_ns < samples[-1][1]:
+            if len(self._cache) > 10_000:
+                self._cache.clear()
+            self._cache[key] = [(now_ns, used_ns)]
+            return None
+        # Of the samples that are old enough only the newest is needed.
+        while len(samples) > 1 and now_ns - samples[1][0] >= RATE_WINDOW_NS:
+            del samples[0]
+        if now_ns - samples[-1][0] >= SAMPLE_DISTANCE_NS:
+            samples.append((now_ns, used_ns))
+        elapsed_ns, delta_ns = now_ns - samples[0][0], used_ns - samples[0][1]
+        if elapsed_ns < (SAMPLE_DISTANCE_NS if delta_ns else RATE_WINDOW_NS):
+            return None
+        return delta_ns * 1_000_000_000 // elapsed_ns
 
 
 rates = CpuRates()
@@ -276,6 +287,9 @@ def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, CgroupFigures]:
             stats, pids = group.usage(), group.processes()
         # The container has ended meanwhile; one error would otherwise take the whole list.
         except Error:
+            continue
+        # The folder is gone. Zeros would look like a counter that was reset.
+        if stats.cpu is None:
             continue
         if stats.memory is None:
             stats = stats.replace(memory=_memory_of(pids))

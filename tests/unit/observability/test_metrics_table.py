@@ -15,7 +15,7 @@ from cri_server.observability.metrics import (
     Values,
     descriptors,
 )
-from cri_server.observability.stats import NO_MEMORY, RATE_WINDOW_NS, CpuRates
+from cri_server.observability.stats import NO_MEMORY, RATE_WINDOW_NS, SAMPLE_DISTANCE_NS, CpuRates
 from tests.support.metric_names import NAMES
 
 SECOND = 1_000_000_000
@@ -91,11 +91,40 @@ def test_limits_are_reported() -> None:
 def test_a_rate_needs_two_samples_that_are_far_enough_apart() -> None:
     rates = CpuRates()
     assert rates.of("a", 10 * SECOND, 0) is None
-    assert rates.of("a", 10 * SECOND + RATE_WINDOW_NS - 1, SECOND) is None
+    assert rates.of("a", 10 * SECOND + SAMPLE_DISTANCE_NS - 1, SECOND) is None
     assert rates.of("a", 12 * SECOND, SECOND) == SECOND // 2
-    assert rates.of("a", 12 * SECOND + 1, 5 * SECOND) == SECOND // 2, "too early for another"
-    assert rates.of("a", 14 * SECOND, 5 * SECOND) == 2 * SECOND
-    assert rates.of("b", 14 * SECOND, 5 * SECOND) is None, "another group"
+    assert rates.of("a", 20 * SECOND, 5 * SECOND) == SECOND // 2
+    assert rates.of("a", 22 * SECOND, 6 * SECOND) == SECOND // 2, "since 12 s"
+    assert rates.of("a", 32 * SECOND, 26 * SECOND) == 2 * SECOND, "since 22 s"
+    assert rates.of("b", 34 * SECOND, 5 * SECOND) is None, "another group"
+
+
+def test_no_rate_of_a_program_that_works_once_a_second_is_zero() -> None:
+    """Clients ask at any distance, also twice between two pieces of work."""
+    rates = CpuRates()
+    rate = None
+    for tenth in range(0, 1200, 7):
+        now = tenth * SECOND // 10
+        rate = rates.of("a", now, now // (2 * SECOND) * (SECOND // 100))
+        assert rate is None or rate > 0, now
+        assert tenth < 30 or rate is not None, "a rate is known after the first work"
+    assert rate is not None and abs(rate - SECOND // 200) < SECOND // 1000
+
+
+def test_the_rate_of_an_idle_program_is_zero_after_a_full_window() -> None:
+    rates = CpuRates()
+    for second in range(10):
+        assert rates.of("a", second * SECOND, 7) is None
+    assert rates.of("a", RATE_WINDOW_NS, 7) == 0
+    assert rates.of("a", RATE_WINDOW_NS + SECOND, SECOND) > 0  # type: ignore[operator]
+
+
+def test_a_rate_keeps_only_the_samples_of_its_window() -> None:
+    rates = CpuRates()
+    for tenth in range(1000):
+        rates.of("a", tenth * SECOND // 10, tenth)
+    (samples,) = rates._cache.values()
+    assert len(samples) <= RATE_WINDOW_NS // SAMPLE_DISTANCE_NS + 2
 
 
 def test_a_counter_that_decreases_belongs_to_another_group() -> None:
