@@ -187,7 +187,8 @@ class ImagesConfig(ConfigTable):
             "erofs: layers are stored as tars and mounted (Linux 6.12, "
             "CONFIG_EROFS_FS_BACKED_BY_FILE). unpacked: every file is written. auto: erofs where "
             "containers of an image can share its page cache (Linux 6.15), else unpacked. "
-            "Existing images keep their form until `pyrunc-cri gc` converts the unused ones."
+            "Existing images keep their storage format until `pyrunc-cri gc` converts the unused "
+            "ones."
         ),
     ] = "auto"
     keep_blobs: Annotated[
@@ -276,9 +277,9 @@ class ContainersConfig(ConfigTable):
     restrict_oom_score_adj: Annotated[
         Literal["auto", "always", "never"],
         explained(
-            "Raise a container's OOM score to the server's own where it is lower. Without this "
-            "the container fails on a server that may not lower scores. auto tests whether the "
-            "server may."
+            "Raise the oom_score_adj of a container to the server's own if the container's is "
+            "lower. A server without CAP_SYS_RESOURCE cannot set a lower value, so the container "
+            "would not start. auto: raise it if the server lacks the capability."
         ),
     ] = "auto"
     volatile: Annotated[
@@ -292,7 +293,8 @@ class ContainersConfig(ConfigTable):
         list[str],
         explained(
             "Resource limits of processes, each NAME=SOFT[:HARD] with a number or `unlimited`, "
-            'such as ["nofile=65536:524288"]. Other limits have the server\'s defaults.'
+            'such as ["nofile=65536:524288"]. Limits that are not listed have the defaults of a '
+            "systemd service."
         ),
     ] = []
     default_capabilities: Annotated[
@@ -358,7 +360,7 @@ class ContainersConfig(ConfigTable):
     block_io_classes: Annotated[
         str,
         explained(
-            "A YAML file with classes of block I/O in goresctrl's form, which pods name in the "
+            "A YAML file with classes of block I/O in goresctrl's format, which pods name in the "
             "annotation blockio.resources.beta.kubernetes.io/pod. Empty: no classes."
         ),
     ] = ""
@@ -459,8 +461,8 @@ class NriConfig(ConfigTable):
     request_timeout_s: Annotated[
         PositiveSeconds,
         at_restart(
-            "A plugin that has not answered a request by then is dropped, and the request "
-            "continues without it."
+            "How long a plugin may take to answer a request. A slower plugin is dropped, and the "
+            "request continues without it."
         ),
     ] = 2.0
     disable_external: Annotated[
@@ -488,7 +490,10 @@ class SelinuxConfig(ConfigTable):
     category_range: Annotated[
         int,
         msgspec.Meta(ge=2, le=1024),
-        at_restart("A pod gets two categories of this many (c0, c1 and so on). A policy has 1024."),
+        at_restart(
+            "The number of categories (c0, c1 and so on) of which each pod gets two. The usual "
+            "policies define 1024."
+        ),
     ] = 1024
 
 

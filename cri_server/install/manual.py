@@ -13,7 +13,7 @@ FILES = {
     "/etc/pyrunc/config.toml": "The server's configuration: pyrunc-config(5).",
     "/etc/pyrunc/config.toml.d/*.toml": "Files that override it key by key.",
     "/run/pyrunc/cri.sock": "The server's socket.",
-    "/run/pyrunc-cri": "The state directory: sockets and state of this boot.",
+    "/run/pyrunc-cri": "The state directory: sockets, and files that are valid in this boot only.",
     "/var/lib/pyrunc": "The root directory: images, writable layers and records.",
     "/var/lib/pyrunc-pods": "Logs and volumes of the pods of `run`.",
     "/etc/cni/net.d": "CNI configuration: the network of pods.",

@@ -54,10 +54,10 @@ def _command(verb: Verb) -> click.Command:
     arguments: list[click.Parameter] = []
     for index, name in enumerate(verb.arguments):
         count = -1 if name.endswith("...") else 1
+        required = index < verb.least
+        metavar = name if required else f"[{name}]"
         arguments.append(
-            click.Argument(
-                [_identifier(name)], nargs=count, required=index < verb.least, metavar=name
-            )
+            click.Argument([_identifier(name)], nargs=count, required=required, metavar=metavar)
         )
     return click.Command(
         verb.name,

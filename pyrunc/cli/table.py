@@ -147,7 +147,7 @@ _RESOURCES = (
 )
 
 _IMAGES = (
-    Option("image-path", TEXT, "folder of the images (./checkpoint)", metavar="DIR"),
+    Option("image-path", TEXT, "folder of CRIU's image files (./checkpoint)", metavar="DIR"),
     Option("work-path", TEXT, "folder of CRIU's logs", metavar="DIR"),
     Option("tcp-established", FLAG, "allow open TCP connections"),
     Option("ext-unix-sk", FLAG, "allow unix sockets to outside the container"),
@@ -155,7 +155,7 @@ _IMAGES = (
     Option("file-locks", FLAG, "allow file locks"),
     Option("lazy-pages", FLAG, "transfer memory on demand, after the restore"),
     Option("link-remap", FLAG, "allow files that were deleted"),
-    Option("auto-dedup", FLAG, "remove pages from earlier images that a later one has"),
+    Option("auto-dedup", FLAG, "remove pages from earlier dumps that a later dump has"),
     Option("manage-cgroups-mode", TEXT, "soft, full, strict or ignore", metavar="MODE"),
     Option("empty-ns", LIST, "network: leave the namespace empty", metavar="NAMESPACE"),
 )
@@ -259,7 +259,10 @@ VERBS: dict[str, Verb] = {
                 Option("leave-running", FLAG, "keep the container running"),
                 Option("pre-dump", FLAG, "write memory only, and keep the container running"),
                 Option(
-                    "parent-path", TEXT, "earlier pre-dump, relative to the images", metavar="DIR"
+                    "parent-path",
+                    TEXT,
+                    "folder of an earlier pre-dump, relative to --image-path",
+                    metavar="DIR",
                 ),
                 Option("page-server", TEXT, "send memory to a page server", metavar="ADDRESS:PORT"),
                 Option(

@@ -121,7 +121,7 @@ def _offer(candidates: list[tuple[str, str]], incomplete: str) -> list[Completio
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(context: click.Context, shell: str) -> None:
-    """Print the completion of SHELL: eval "$(pyrunc-cri completion bash)"."""
+    """Print the completion script of a shell. To load it: eval "$(pyrunc-cri completion bash)"."""
     from cri_server.install import shells
 
     click.echo(shells.script(shell, PROGRAM, context.find_root().command))

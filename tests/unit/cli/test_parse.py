@@ -131,7 +131,7 @@ def test_click_has_the_same_verbs_and_options() -> None:
                 option.kind == NUMBER
             )
         arguments = [p for p in command.params if isinstance(p, click.Argument)]
-        assert [p.metavar for p in arguments] == list(verb.arguments)
+        assert [(p.metavar or "").strip("[]") for p in arguments] == list(verb.arguments)
         assert sum(p.required for p in arguments) == verb.least
     shown_global = {p.name for p in program.params}
     assert shown_global | {"help"} == {option.key for option in GLOBAL}
