@@ -31,8 +31,8 @@ async def in_thread(
     """Run `function` in its own daemon thread; return its result. A thread that hangs in the kernel
     delays neither other work nor the exit of the process.
 
-    When the caller is cancelled, call `abort`, which should make the function return soon, and wait
-    at most `abandon_s` for its end (None: without limit).
+    When the caller is cancelled, call `abort`, which should make the function return soon. Then
+    wait at most `abandon_s` for the end of the function (None: without limit).
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
@@ -117,7 +117,7 @@ class Watch:
 
     async def guard(self, work: asyncio.Task[Outcome]) -> Outcome:
         """Wait for the task `work`, and return its result. Cancels `work` and raises
-        DeadlineExceeded when it makes no progress. Cancels `work`, too, when the caller is
+        DeadlineExceeded when `work` makes no progress. Also cancels `work` when the caller is
         cancelled."""
         try:
             while not work.done():

@@ -53,9 +53,12 @@ SYSTEMD = Path("/run/systemd/system")
 
 
 class InstallRecord(msgspec.Struct, kw_only=True):
-    """What an installation has written (`installed.json`). `files`: the SHA-256 of each file's
-    content ("" for a link) by path; `folders`: the folders that it created; `keep`: files that
-    belong to the administrator once they are changed."""
+    """What an installation has written (`installed.json`).
+
+    - `files`: the SHA-256 of each file's content ("" for a link) by path.
+    - `folders`: the folders that the installation created.
+    - `keep`: files that belong to the administrator once they are changed.
+    """
 
     version: int = 1
     files: dict[str, str] = msgspec.field(default_factory=dict)
@@ -116,9 +119,10 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
     """Return the actions that undo an installation. `purge`: also remove images, records and a
     changed configuration.
 
-    Raises WrongState while there are pods, while a server runs that systemd did not start, and for
-    a purge while something is mounted below the folders to remove. Raises OSError when a file
-    cannot be read, Error when the installation's record or the configuration is malformed.
+    Raises WrongState while there are pods, or while a server runs that systemd did not start. With
+    `purge` raises it also while something is mounted below the folders to remove. Raises OSError
+    when a file cannot be read, Error when the installation's record or the configuration is
+    malformed.
     """
     refuse_with_pods(request.root)
     refuse_with_server(request)
@@ -160,8 +164,8 @@ def refuse_with_pods(root: Path) -> None:
 
 
 def refuse_with_server(request: InstallRequest) -> None:
-    """Raise WrongState while a server runs that systemd did not start, because it would lose its
-    folders. (A server of the systemd unit is stopped by the uninstallation.)"""
+    """Raise WrongState while a server runs that systemd did not start, because the server would
+    lose its folders. (A server of the systemd unit is stopped by the uninstallation.)"""
     settings = _settings(request.root)
     for folder in (settings.server.root, settings.server.state):
         if claim.is_locked(beneath(request.root, folder)) and not (
@@ -190,8 +194,8 @@ def _unit_runs() -> bool:
 def carry_out(
     root: Path, actions: Iterable[Action], dry_run: bool
 ) -> Iterator[tuple[Action, bool]]:
-    """Carry out the actions that are not done yet; with `dry_run` carry out none. Yield each action
-    with True if it was carried out, or would be without `dry_run`. Raises OSError when a file
+    """Carry out the actions that are not done yet; with `dry_run` carry out none. Yield each
+    action, and whether it had to be carried out (False for a KeepFile). Raises OSError when a file
     cannot be read or written, Error when a command fails or a path is not a regular file."""
     for action in actions:
         needed = not action.is_done(root)
@@ -307,9 +311,9 @@ def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
 
 
 def _data(root: Path) -> list[Action]:
-    """Return the actions that remove all data. /run/pyrunc is also used by the OCI runtime: of its
-    contents, only the compiled seccomp filters and the socket are removed, and the folder itself if
-    it is empty afterwards."""
+    """Return the actions that remove all data. The OCI runtime uses /run/pyrunc, too. So only the
+    socket and the compiled seccomp filters are removed there, and the folder itself if it is then
+    empty."""
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]

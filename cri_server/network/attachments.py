@@ -55,9 +55,9 @@ class Attachment:
 
 
 class Attachments:
-    """Stores attachments as records in one folder, which is created with mode 0700. Those that this
-    server has added or written are also in memory. All methods but `add` and `cached` access the
-    disk."""
+    """Stores attachments as records in one folder, which is created with mode 0700. Attachments
+    that this server has added or written are also in memory. All methods but `add` and `cached`
+    access the disk."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -108,8 +108,8 @@ class Attachments:
         """Return the attachment in the sandbox's record; None without a record. Raises
         DamagedRecord.
 
-        An empty record, which a power cut leaves before a foreign plugin has run, is removed and
-        counts as none.
+        Removes an empty record and returns None. A power cut leaves an empty record only if no
+        foreign plugin had run yet.
         """
         path = self._path(sandbox_id)
         try:

@@ -98,10 +98,14 @@ class AddProgress:
 
 
 class PluginRunner:
-    """Runs the CNI plugins of one server. `bin_dirs`: folders of executables, searched in order;
-    the owner may assign other folders, for later calls. `own_dir`: the folder to which pyrunc's
-    plugins are written as executables. `scope`: a name of this server; GC removes only what was
-    added under it."""
+    """Runs the CNI plugins of one server.
+
+    - `bin_dirs`: folders of executables, searched in order. The caller may assign other folders,
+      for later calls.
+    - `own_dir`: the folder to which pyrunc's plugins are written as executables.
+    - `scope`: a name of this server. By this name GC of pyrunc's plugins tells this server's pods
+      from those of other servers on the same network.
+    """
 
     def __init__(
         self, jobs: Zygote, bin_dirs: tuple[str, ...], own_dir: str, timeout_s: float, scope: str
@@ -189,7 +193,7 @@ class PluginRunner:
         return result
 
     async def delete(self, attachment: Attachment, netns_path: str) -> None:
-        """Run DEL of every plugin that ADD has begun, in reverse order, with the result of the
+        """Run DEL of every plugin that ADD has started, in reverse order, with the result of the
         whole chain as prevResult. Raises the first error; the remaining plugins do not run then."""
         call = self._call("DEL", attachment, netns_path)
         # The first error ends it: the record stays, and kubelet's next StopPodSandbox runs all DELs
@@ -218,8 +222,8 @@ class PluginRunner:
         """Run STATUS of every plugin, if the network's cniVersion is 1.1.0 or later. Raises
         PeerError if a plugin is not ready.
 
-        `capabilities`: the result of `node_capabilities`, for plugins that take their address
-        ranges from ipRanges.
+        `capabilities`: the result of `node_capabilities`. Plugins may take their address ranges
+        from its ipRanges.
         """
         if version.at_least(network.cni_version, "1.1.0"):
             await self._for_network("STATUS", network, None, timeout_s, capabilities)
@@ -290,9 +294,9 @@ class PluginRunner:
         ]
 
     def _step(self, plugin: dict[str, Any], value: dict[str, Any]) -> _PluginStep:
-        """Return the step that runs `plugin` with the input `value`. pyrunc's own plugins get the
-        server's scope as well, so that GC does not touch the pods of other servers on the same
-        network."""
+        """Return the step that runs `plugin` with the input `value`. For pyrunc's own plugins the
+        input also gets this server's name (`scope`), so that GC does not touch the pods of other
+        servers on the same network."""
         kind = str(plugin["type"])
         step = _PluginStep(kind, self._program(kind), value)
         return step if step.program else _with_argument(step, "scope", self._scope)
@@ -331,9 +335,9 @@ class PluginRunner:
         loopback: bool = False,
         timeout_s: float | None = None,
     ) -> Result | None:
-        """Run consecutive plugins of pyrunc's own with one request to a worker. Return the last
-        plugin's result for ADD, None for other commands. `loopback`: set the interface lo up
-        first."""
+        """Run consecutive plugins, which are all pyrunc's own, by one request to a network worker.
+        Return the last plugin's result for ADD, None for other commands. `loopback`: set the
+        interface lo up first."""
         self._require(steps)
         request = Chain(
             environment=_environment(call),
@@ -442,7 +446,7 @@ class PluginRunner:
 
 def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]]:
     """Split `steps` into runs of consecutive plugins that all are pyrunc's own, or all foreign.
-    Yield (True for pyrunc's own, the steps of the run)."""
+    Yield for each run whether its plugins are pyrunc's own, and its steps."""
     for builtin, group in groupby(steps, key=lambda step: not step.program):
         yield builtin, list(group)
 

@@ -35,8 +35,9 @@ _Signature = tuple[tuple[str, int, int, int], ...]
 class ConfiguredNetwork:
     """The configured network, or why there is none (`network` is None).
 
-    `source`: the path of the file that was chosen, `built in`, or "". `problem`: the error in that
-    file. `skipped`: a message for each skipped file before it.
+    - `source`: the path of the chosen file, `built in`, or "".
+    - `problem`: the error in the file `source`.
+    - `skipped`: a message for each skipped file before it.
     """
 
     network: NetworkList | None

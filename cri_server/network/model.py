@@ -40,10 +40,12 @@ class Bandwidth:
 class PodNetwork:
     """A pod, with what `NetworkService.attach` needs of it.
 
-    `netns_path`: the present path of its network namespace (`/proc/<shim>/fd/<n>`); plugins get the
-    namespace's name in `netns_dir` instead. Port mappings with host port 0 are ignored. If
-    `bandwidth` is None, the annotations `kubernetes.io/{ingress,egress}-bandwidth` are used.
-    `cgroup_path`: the pod's cgroup in kubelet's form (capability cgroupPath).
+    - `netns_path`: the present path of its network namespace (`/proc/<shim>/fd/<n>`). Plugins get
+      the namespace's name in `netns_dir` instead.
+    - `port_mappings`: those with host port 0 are ignored.
+    - `bandwidth`: None: the limits in the annotations `kubernetes.io/{ingress,egress}-bandwidth`
+      apply.
+    - `cgroup_path`: the pod's cgroup in kubelet's form (capability cgroupPath).
     """
 
     sandbox_id: str

@@ -62,7 +62,8 @@ class NetworkService:
     - `netns_dir`: folder of the names of the pods' network namespaces (`names`).
     - `default`: a conflist object that is used while `conf_dir` holds no configuration
       (`configuration.builtin_network`). None: the network is not ready then.
-    - `timeout_s`: for one plugin, or for consecutive plugins of pyrunc's own together.
+    - `timeout_s`: the time limit of one foreign plugin, or of consecutive plugins of pyrunc's own
+      together.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class NetworkService:
         self._configuration = Configuration(conf_dir, default)
         self._attachments = Attachments(state_dir)
         self._names = NamespaceNames(netns_dir)
-        # Two servers may share a network's leases and rules (tests, benchmarks): the word tells GC
+        # Two servers may share a network's leases and rules (tests, benchmarks): the scope tells GC
         # whose pod each one is.
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
         own = os.path.join(os.path.abspath(state_dir), "bin")
@@ -151,7 +152,7 @@ class NetworkService:
 
         With `durable` the attachment's record is on disk when this returns. Without `durable` the
         record is written in the background, and the caller must call `wait_written`: if the server
-        is killed earlier, its successor does not know the pod's addresses.
+        is killed before the write, the next server does not know the pod's addresses.
 
         Raises:
 
@@ -295,8 +296,8 @@ class NetworkService:
         rules that something else has removed. Return a message for each problem that remains; an
         error of a plugin is not raised.
 
-        `live_sandbox_ids` must contain a sandbox before the caller attaches it. GC runs at the
-        first call, after a failed DEL, and again after a failed GC.
+        `live_sandbox_ids` must contain a sandbox before the caller attaches it. GC runs only at the
+        first call, and at the next call after a failed DEL or a failed GC.
         """
         live = set(live_sandbox_ids)
         attachments, problems = await asyncio.to_thread(self._attachments.all)
@@ -419,9 +420,8 @@ class NetworkService:
 
 
 class _SandboxTurns:
-    """Locks for the calls of the network. `of(sandbox_id)`: calls for the same sandbox run one
-    after the other. `alone()`: waits until no call runs for any sandbox, and delays new calls until
-    its block ends."""
+    """Locks for the calls of the network. During a `with` block of `of(sandbox_id)` no other call
+    for this sandbox runs. During a `with` block of `alone()` no call for any sandbox runs."""
 
     def __init__(self) -> None:
         self._sandboxes = KeyedLock()

@@ -91,8 +91,9 @@ def probe(config: Config) -> NodeFacts:
 
 
 def limits(requested: Sequence[str]) -> Limits:
-    """Return the resource limits of containers by name, such as RLIMIT_NOFILE: the defaults,
-    lowered to what this process may set, overridden by the `requested` ones (`nofile=1024:524288`).
+    """Return the resource limits of containers, by names such as RLIMIT_NOFILE. A default is
+    lowered to what this process may set, unless a `requested` limit (`nofile=1024:524288`) replaces
+    it.
 
     Raises InvalidSpec for a requested limit that is malformed, or whose hard limit setrlimit(2)
     would refuse with EPERM.

@@ -134,9 +134,8 @@ def _device(linux: Spec, requested: api.LinuxDevice) -> None:
 
 
 def _access(device: api.LinuxDevice) -> str:
-    """Return the cgroup access of a device, as in the Go module. `r` and `w`: any of the permission
-    bits for user, group and others in its file mode grants them. `m` (mknod): it is a block
-    device."""
+    """Return the cgroup access of a device as NRI's Go module does: `r` and `w` if the device's
+    file mode grants them to user, group or others, and `m` (mknod) for a block device."""
     mode = device.file_mode.value if device.HasField("file_mode") else 0o666
     read, write = ("r" if mode & 0o444 else ""), ("w" if mode & 0o222 else "")
     return read + write + ("m" if device.type == "b" else "")

@@ -56,8 +56,8 @@ DEVICE_OWNER = {"file_mode": "fileMode", "uid": "uid", "gid": "gid"}
 
 
 def pod(sandbox: Sandbox) -> api.PodSandbox:
-    """Convert a pod. The path of the network namespace is left out for a stopped pod, because
-    another pod may have that path by then."""
+    """Convert a pod to NRI's message. For a stopped pod the path of the network namespace is left
+    out, because another pod may have that path by then."""
     config = sandbox.config
     has_network = sandbox.netns_path and sandbox.phase != "stopped"
     network = [api.LinuxNamespace(type="network", path=sandbox.netns_path)] if has_network else []

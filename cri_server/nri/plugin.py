@@ -56,9 +56,13 @@ class Timeouts:
 
 
 class Plugin:
-    """A plugin and its connection. `process` and `config` are the process and configuration of a
-    plugin that the server has started; None and empty for an external plugin, which connected
-    itself."""
+    """A plugin and its connection.
+
+    - `process`: the process of a plugin that the server has started; None for an external plugin,
+      which has connected itself.
+    - `config`: the configuration of a plugin that the server has started; empty for an external
+      one.
+    """
 
     def __init__(
         self,

@@ -442,8 +442,8 @@ class NriObserver(LifecycleObserver):
         merge: Merge | None = None,
     ) -> None:
         """Build the request message for an event of the pod, or of a container in it, and send it
-        to all plugins. `may_refuse`: a plugin's error is raised, not logged; `merge`: collects the
-        responses."""
+        to all plugins. With `may_refuse` raise a plugin's error instead of logging it. `merge`:
+        merges the plugins' responses."""
         request = await self._request(event, sandbox, container)
         await self._notify(event, request, may_refuse=may_refuse, merge=merge)
 

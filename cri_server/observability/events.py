@@ -32,8 +32,8 @@ class Events:
 
     def now_ns(self) -> int:
         """Return the current time in ns, but always later than at the previous call, even after the
-        clock was set back. kubelet relies on this: it takes the newer one of a pod's status and
-        event."""
+        clock was set back. kubelet compares these times, and uses a pod's status or its event,
+        whichever is newer."""
         self._latest_ns = max(time.time_ns(), self._latest_ns + 1)
         return self._latest_ns
 

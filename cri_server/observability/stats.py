@@ -63,8 +63,8 @@ class LayerSizes:
         return await asyncio.shield(self._start_walk(container_id, root))
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
-        """Return the total bytes and inodes of the layers `roots` (by container id) that are in the
-        cache; do not wait. Start a walk of each other layer."""
+        """Return the total bytes and inodes of those layers in `roots` (folders by container id)
+        whose size is in the cache. Start a walk of each other layer, but do not wait for it."""
         for container_id, root in roots.items():
             if container_id not in self._cache:
                 self._start_walk(container_id, root)
@@ -124,9 +124,9 @@ class CpuRates:
         """Return the nanoseconds of CPU time that the cgroup `key` uses per second. `used_ns`: its
         total CPU time at `now_ns`.
 
-        Returns None while the rate is unknown: less than SAMPLE_DISTANCE_NS after the first sample,
-        and less than RATE_WINDOW_NS after it if the cgroup has used no CPU time since. A decreased
-        `used_ns` begins anew, because the cgroup was then deleted and created again.
+        Returns None until SAMPLE_DISTANCE_NS after the first sample. While the cgroup uses no CPU
+        time, returns None until RATE_WINDOW_NS after it. If `used_ns` has decreased, the cgroup was
+        deleted and created again: the present sample is then the first.
         """
         samples = self._cache.get(key)
         if samples is None or used_ns < samples[-1][1]:

@@ -13,9 +13,12 @@ if TYPE_CHECKING:
 
 
 class ImagePaths(Record):
-    """The paths of an image's files. For a mounted image, `image` has its index and tars. For an
-    unpacked image, `lower` has its layers, top first, and `place` is an empty folder, the mount
-    point for their overlay."""
+    """The paths of an image's files.
+
+    - `image`: the paths of a mounted image's index and tars; None for an unpacked image.
+    - `lower`: the folders of an unpacked image's layers, top first; None for a mounted image.
+    - `place`: an empty folder on which an unpacked image's layers are mounted as an overlay.
+    """
 
     image: MountedImage | None = None
     lower: Sequence[str] | None = None

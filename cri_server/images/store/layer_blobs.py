@@ -33,9 +33,9 @@ class PlainLayers(Blobs):
         self._tars: dict[str, int] = {}
 
     def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
-        """Return the descriptor to export for an image. It is `target`, the manifest or its index,
-        if all blobs are stored; else a new manifest, in which layers without a stored blob are
-        replaced by their tars."""
+        """Return the descriptor to export for an image. This is `target` (its manifest, or the
+        index of its manifest) if the blobs of all layers are stored. Otherwise it is a new
+        manifest, in which tars replace the missing blobs."""
         layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
         if layers == manifest.layers and not manifest.others:
             return target

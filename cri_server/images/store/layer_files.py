@@ -148,7 +148,7 @@ class LayerFiles:
 
     def _seal(self, fd: int, path: Path) -> None:
         """Enable fs-verity on the file, if the file system has it, and store the file's fs-verity
-        digest durably. Called before the file is renamed to `path`."""
+        digest durably. `path`: the name to which the caller renames the file afterwards."""
         if not verity.enable(fd):
             return
         digest = verity.measure(fd)

@@ -66,7 +66,7 @@ class LayerJobs:
 
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: UnpackLimits) -> AsyncIterator[TarStream]:
-        """Provide the content of the blob `blob_fd` as a stream for the block, which must read it
+        """Provide the content of the blob `blob_fd` as a stream, which the `with` block must read
         in a thread. A job decodes the blob. Raises BadLayer (PeerError from a job),
         ResourceExhausted, KernelError."""
         async with self._decoding(blob_fd, limits) as receiver:
@@ -76,8 +76,8 @@ class LayerJobs:
     async def _decoding(
         self, blob: int | Receiver, limits: UnpackLimits
     ) -> AsyncIterator[Receiver]:
-        """Decode a blob in a job, and provide a receiver from which the block reads the content.
-        When the job fails, the block is cancelled. The job is killed at the end of the block,
+        """Decode a blob in a job, and provide a receiver from which the `with` block reads the
+        content. When the job fails, the `with` block is cancelled. At its end the job is killed,
         because a malicious blob could make the decoder hang."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
@@ -102,8 +102,9 @@ class LayerJobs:
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Hold a slot for building an index and a slot of a processor for the block. Waits until
-        both are free; `watch` does not count the waiting as a lack of progress."""
+        """Wait until one more index may be built, and one more job may keep a processor busy. The
+        `with` block counts for both limits. `watch` does not count the waiting as a lack of
+        progress."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
 

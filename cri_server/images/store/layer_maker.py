@@ -133,11 +133,11 @@ class LayerMaker:
         mounted: bool | None = None,
     ) -> None:
         """Make all layers of an image in parallel: tars with an index if `mounted`, else unpacked
-        layers with their blobs. `mounted` None: a listed image keeps its form, another image gets
-        the form of new ones.
+        layers with their blobs. If `mounted` is None, a listed image keeps its form, and any other
+        image gets the configured form.
 
-        When one layer fails, the others are cancelled, and its error is raised: what `source`
-        raises, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
+        When one layer fails, the others are cancelled, and its error is raised: the errors of
+        `source`, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
         """
         if mounted is None:
             mounted = self._catalog.is_mounted(manifest.config.digest)
@@ -192,10 +192,10 @@ class LayerMaker:
     async def _index_meanwhile(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
     ) -> AsyncIterator[PartialTars | None]:
-        """Build the image's index while the block writes the tars. The block adds each tar to the
-        provided PartialTars; None is provided if the index cannot be built meanwhile.
+        """Build the image's index while the `with` block writes the tars. The `with` block adds
+        each tar to the provided PartialTars. Provides None if the index cannot be built meanwhile.
 
-        The index may be missing after the block; the caller then builds it from the complete tars.
+        If the index is missing afterwards, the caller builds it from the complete tars.
         """
         if (
             source.stream is None
@@ -261,8 +261,9 @@ class LayerMaker:
             await source.fetch(descriptor, rate)
 
     def _drop_blob(self, digest: str) -> None:
-        """Remove a blob that its tar has replaced, unless the policy keeps blobs, or an image or
-        another pull needs it. A blob on which another pull has a lease is collected later."""
+        """Remove the blob of a layer whose tar is now stored. The blob stays if the policy keeps
+        blobs, if an image needs it, or if another pull has a lease on it; a later collection may
+        then remove it."""
         if (
             not self._leases.by_others(digest)
             and not self._policy.keep_blobs
@@ -278,9 +279,9 @@ class LayerMaker:
         tars: PartialTars | None,
         rate: Rate,
     ) -> bool:
-        """Make the tar while its blob arrives; return True. Return False when the blob cannot be
-        streamed, or when streaming was interrupted: the caller must then fetch the blob to a
-        file."""
+        """Make the layer's tar while its blob arrives. Return whether the tar was made. If the blob
+        cannot be streamed, or streaming was interrupted, the caller must fetch the blob to a file.
+        """
         stream, watch = source.stream, source.watch
         is_stored = self._blobs.size(descriptor.digest) == descriptor.size
         is_usable = is_stored and self._is_shared(descriptor, diff_id, source)
@@ -356,8 +357,8 @@ class LayerMaker:
         partial: PartialTars | None = None,
     ) -> None:
         """Build the index (EROFS metadata) of the image `chain_id` from its layers' tars, and move
-        it into the store. `partial`: the tars while they are still being written; None: the stored
-        tars."""
+        it into the store. `partial`: reads these tars while they are still being written; None:
+        reads the stored tars."""
         # A layer that the image has several times is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []

@@ -35,7 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether a lease prevents the caller from removing `key`: a second lease on `key`
-        beside the caller's, or any lease on EVERYTHING, also one of the caller."""
+        """Return whether a lease forbids the caller, who has a lease on `key`, to remove `key`.
+        This is a second lease on `key`, or any lease on EVERYTHING, even the caller's."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

@@ -27,9 +27,8 @@ class MountStore:
     def __init__(
         self, folder: Path | None = None, received: Mapping[str, int] | None = None
     ) -> None:
-        """`folder`: the keeper's folder; None: nothing is stored. `received`: name and descriptor
-        of each mount in systemd's descriptor store for this unit, where earlier versions stored
-        mounts."""
+        """`folder`: the keeper's folder, None to store nothing. `received`: the mounts by name that
+        systemd's descriptor store for this unit had; earlier versions stored mounts there."""
         self._keeper = None if folder is None else Keeper(folder)
         self._received = dict(received or {})
         self._stored: set[str] = set()

@@ -91,8 +91,8 @@ class Mounts:
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
         """Return the mount of the image with these layers; make and store it if there is none.
-        Blocking. Raises DamagedRecord when the index was not made for the layers' tars or a file
-        was changed, KernelError, OSError."""
+        Blocking. Raises KernelError, OSError, and DamagedRecord when the index was not made for the
+        layers' tars or a file was changed."""
         with self._lock:
             mount = self._mounts.get(chain[-1])
             if mount is None:
@@ -109,7 +109,7 @@ class Mounts:
 
     def drop_tar_pages(self) -> None:
         """Drop the page cache of the tars of mounted images (posix_fadvise(2),
-        POSIX_FADV_DONTNEED), except for mounts that were made since the last call. Blocking. A
+        POSIX_FADV_DONTNEED). Leaves out images that were mounted since the last call. Blocking. A
         tmpfs keeps its pages.
 
         The page cache has the files of a mounted image twice: as pages of EROFS, which its
@@ -151,8 +151,8 @@ class Mounts:
                 self._store.put(mount.stored_as, mount.fd)
 
     def close(self, chain_ids: set[str]) -> None:
-        """Close all mounts. Those of the images with a top chain id in `chain_ids`, which
-        containers use, stay in the keeper for the next server. Blocking."""
+        """Close all mounts. If containers use an image (its top chain id is in `chain_ids`), its
+        mount stays in the keeper for the next server. Blocking."""
         # The keeper lives as long as it stores anything.
         self.keep(chain_ids)
         self.release()
@@ -184,15 +184,15 @@ def is_mount_of(fd: int, chain_id: str) -> bool:
 
 
 def open_image(image: MountedImage) -> int:
-    """Make a detached mount of the whole image; return its descriptor. Raises DamagedRecord when
-    the index was not made for the layers' tars or a file was changed, KernelError, OSError."""
+    """Make a detached mount of the whole image; return its descriptor. Raises KernelError, OSError,
+    and DamagedRecord when the index was not made for the layers' tars or a file was changed."""
     with _opened(image) as fds:
         return open_erofs(fds[0], fds[1:])
 
 
 @contextmanager
 def _opened(image: MountedImage) -> Iterator[list[int]]:
-    """Open the image's index and tars for the block, in this order. Check that the index was made
+    """Open the image's index and then its tars for the `with` block. Check that the index was made
     for these tars, and that none has changed (fs-verity). Raises KernelError, OSError,
     DamagedRecord."""
     with ExitStack() as stack:

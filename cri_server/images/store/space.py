@@ -40,7 +40,7 @@ class SpaceLimit:
         )
 
     def limits_of_layer(self) -> UnpackLimits:
-        """Return how much a layer may unpack to: its fixed limit or the free space, whichever is
-        less. Raises ResourceExhausted when there is no space."""
+        """Return how much a layer may unpack to: the fixed limit of a layer or the free space,
+        whichever is less. Raises ResourceExhausted when there is no space."""
         fixed, free = UnpackLimits(folder=str(self._root)), self.limits_of_archive()
         return free.replace(subject=fixed.subject) if free.size_bytes < fixed.size_bytes else fixed

@@ -143,9 +143,9 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Hold leases on `keys`, digests and chain ids, for the block: their content is not
-        collected. Waits for a running collection first, so that content which the block finds is
-        not about to be removed."""
+        """Prevent the collection of the content `keys` (digests and chain ids) during the `with`
+        block. Waits first for a running collection, which could remove content that the `with`
+        block has already seen."""
         leased = list(keys)
         await self._lease(leased)
         try:
@@ -306,7 +306,7 @@ class Store:
 
     async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
         """Convert a listed image to the form that new images get, from stored content, without a
-        download. Return False, unconverted, when `in_use` returns True.
+        download. Return whether the image was converted: not if `in_use` returns True.
 
         Raises NotFound (the image, or a blob of it, is gone), ResourceExhausted, KernelError.
         """

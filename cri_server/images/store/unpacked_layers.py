@@ -83,8 +83,8 @@ class Layers:
 
     @asynccontextmanager
     async def folder(self) -> AsyncIterator[str]:
-        """Provide a new folder in `ingest/` for the block. At the end of the block remove the
-        folder, unless it was renamed into the store."""
+        """Provide a new folder in `ingest/` for the `with` block. At the end the folder is removed,
+        unless it was renamed into the store."""
         folder = self.new_folder()
         try:
             yield folder
@@ -103,9 +103,9 @@ class Layers:
         remove_path(folder)
 
     def commit(self, folder: str, chain: Sequence[str]) -> None:
-        """Rename `folder`, an unpacked layer, into the store as the last chain id in `chain`
-        (bottom first). The layers below must be committed: directories that the layer does not
-        describe get their attributes from them. Device nodes are made here.
+        """Rename `folder`, an unpacked layer, into the store. Its chain id is the last one in
+        `chain` (bottom first). The layers below must be committed: directories that the layer does
+        not describe get their attributes from them. Device nodes are made here.
 
         Call `sync` before the catalog names the layer.
         """

@@ -95,9 +95,9 @@ class Endpoint:
             writer.transport.abort()
 
     def _make_room(self) -> bool:
-        """Return whether another connection may be accepted. At `CONNECTIONS_LIMIT` close the
-        connection that has been idle longest, so that a local user cannot lock out Prometheus by
-        silent connections; return False if no connection is idle."""
+        """Return whether another connection may be accepted. At `CONNECTIONS_LIMIT` first close the
+        connection that has been idle longest: otherwise a local user could lock out Prometheus by
+        silent connections. If none is idle, no other connection may be accepted."""
         if len(self._connections) < CONNECTIONS_LIMIT:
             return True
         oldest = next(iter(self._idle), None)

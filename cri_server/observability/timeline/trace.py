@@ -47,9 +47,10 @@ _inside: ContextVar[int] = ContextVar("inside", default=ROOT)
 
 
 class span:
-    """Records the time of the block as a span. Spans that begin inside become its children.
+    """Records the time of the `with` block as a span. Spans that begin in the block become its
+    children.
 
-    `beside`: the span's parent is the call, not the enclosing span.
+    `beside`: the call becomes the parent of the span, instead of the enclosing span.
     """
 
     __slots__ = ("_beside", "_name", "_span", "_token")
