@@ -84,8 +84,8 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
 
 
 def execute(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
-    """Execute a plugin that is not pyrunc's. The arguments are an `ExecutePlugin`; the plugin gets
-    only the environment variables in it. Returns exit code 127 if execve(2) fails."""
+    """Execute a plugin that is not pyrunc's. `arguments`: an `ExecutePlugin`, which has all
+    environment variables of the plugin. Returns exit code 127 if execve(2) fails."""
     request = ExecutePlugin.of(arguments)
     os.chdir("/")
     program = request.program

@@ -251,7 +251,7 @@ def _open_network(
 
 
 async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
-    """Send the image mounts to a new keeper, which stores them. If it replaces a dead keeper
+    """Send the image mounts to a new keeper, which stores them. If the keeper replaces a dead one
     (`replaced`), also start a new zygote and new shims, which descend from the new keeper."""
     await services.images.store_mounts()
     if replaced:
@@ -370,8 +370,8 @@ async def _finish_operations(services: Services) -> None:
 
 @contextlib.asynccontextmanager
 async def _prepare_sessions(config: Config) -> AsyncIterator[None]:
-    """While the block runs, import the code for exec, attach and port-forward and run the doctor's
-    checks in a thread. Waits for the thread after the block."""
+    """During the `with` block, a thread imports the code for exec, attach and port-forward, and
+    runs the doctor's checks. Waits for the thread after the block."""
     working = asyncio.create_task(asyncio.to_thread(_import_and_examine, config))
     try:
         yield

@@ -166,9 +166,9 @@ def configure_gateway(
 
 
 def wait_for_forwarding(host: NetlinkSocket, name: str, settings: BridgeSettings) -> Link:
-    """Wait until the bridge forwards packets from its port `name`, and return the port. This takes
-    0.3 ms, or the limit of 0.5 s if STP delays forwarding. Raises CniError IO_FAILURE if the port
-    disappears."""
+    """Wait until the bridge forwards packets from its port `name`, and return the port. This
+    usually takes 0.3 ms. If STP delays forwarding, return after 0.5 s. Raises CniError IO_FAILURE
+    if the port disappears."""
     # Without this wait the first packets of 5 pods of 72 were lost, and sent again after a second.
     deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
     while True:
@@ -237,8 +237,8 @@ def _collides(existing: LinkAddress, gateway: AddressInNetwork, addressing: Addr
     """Return whether the bridge must lose its address `existing` to get the address `gateway`.
 
     Addresses of the other IP version, and those in `addressing.gateways`, never collide. Any other
-    IPv4 address collides. An IPv6 address collides if the subnets overlap and it is not
-    link-local."""
+    IPv4 address collides. An IPv6 address that is not link-local collides if the subnets
+    overlap."""
     if existing.address.version != gateway.version or existing.address in addressing.gateways:
         return False
     if gateway.version == 4:

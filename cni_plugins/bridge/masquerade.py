@@ -21,8 +21,8 @@ def elements(addresses: Iterable[AssignedAddress], tag: str) -> list[Element]:
 def expected(
     call: CniCall, config: PluginConfig, previous: Result
 ) -> tuple[list[Element], set[Network]]:
-    """Return what ADD must have created if it returned `previous`: the masquerade elements, and the
-    subnets whose nftables chains these elements use. Both are empty without ipMasq."""
+    """Return the masquerade elements that belong to ADD's result `previous`, and the subnets whose
+    nftables chains these elements use. Both are empty without ipMasq."""
     if not parse(config, call).ip_masq:
         return [], set()
     addresses = previous.addresses_of(call.ifname, call.netns)

@@ -115,8 +115,8 @@ class NetworkLeases:
         link: str = "",
         scope: str = "",
     ) -> list[Lease]:
-        """Lease one address of each set for `owner` (`container id/interface`), or none if one of
-        them fails.
+        """Lease one address of each set for `owner` (`container id/interface`). If one set has no
+        address to lease, leases none.
 
         `link`: the host interface that must be gone before the addresses are reused. `scope`: the
         runtime whose `collect` may release them.
@@ -165,11 +165,11 @@ class NetworkLeases:
         return owner if record and record.boot == self._boot else ""
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
-        """Release all leases of earlier boots, and the leases of owners for which `valid` returns
-        False. Return the owners whose files were removed; the file's name if it was damaged.
+        """Release the leases of previous boots, and the leases of owners for which `valid` returns
+        False. Return the owners whose files were removed. A damaged file is returned by its name.
 
-        With `scope`, keep this boot's leases of other scopes, because several runtimes may share
-        a network."""
+        With `scope`, keep this boot's leases of other scopes, because several runtimes may share a
+        network."""
         losers = []
         for name in self._names("owners"):
             path = f"owners/{name}"

@@ -150,9 +150,9 @@ def tag_of(call: CniCall, config: PluginConfig) -> str:
 
 
 def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
-    """Return GC's test for owner tags. It is true for a tag of this network and scope whose
-    attachment the runtime no longer lists as valid. Raises CniError INVALID_CONFIG if the list of
-    valid attachments is missing or invalid."""
+    """Return a function that tells GC whether an owner tag is stale. A tag is stale if it is of
+    this network and scope, and the runtime does not list its attachment as valid. Raises CniError
+    INVALID_CONFIG if the list of valid attachments is missing or invalid."""
     scope = config.scope()
     valid = {owner_tag(config.name, *pair, scope) for pair in config.valid_attachments()}
     return lambda tag: belongs_to(tag, config.name, scope) and tag not in valid
@@ -175,9 +175,11 @@ def port_elements(
     near: Network | None,
     tag: str,
 ) -> tuple[Element, ...]:
-    """Return the map elements that forward a host port to a pod. `host_address` None: all addresses
-    of the host. `near`: masquerade clients in this subnet and on loopback; None: masquerade
-    none."""
+    """Return the map elements that forward a host port to a pod.
+
+    - `host_address`: None forwards the port of all host addresses.
+    - `near`: the subnet whose clients are masqueraded, as are clients on loopback; None masquerades
+      no clients."""
     packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
     target = pod.packed + _port(pod_port)
     if host_address is None:

@@ -228,7 +228,7 @@ class HostSocket:
     """Opens netlink sockets of one protocol. Calling an instance returns a context manager that
     yields a socket: `with host_socket() as socket`.
 
-    Each block gets a new socket. After `keep_open` all blocks get the same one."""
+    Each `with` block gets a new socket. After `keep_open` all `with` blocks get the same one."""
 
     def __init__(self, protocol: int) -> None:
         self._protocol = protocol

@@ -70,9 +70,9 @@ class PodNamespace:
 
 @contextlib.contextmanager
 def open_pod(path: str) -> Iterator[PodNamespace]:
-    """Open the network namespace at `path` for the block. Inside `shared_pod(path)`, yields the
-    `PodNamespace` that is open already. Raises CniError UNKNOWN_CONTAINER if there is no namespace
-    at `path`."""
+    """Open the network namespace at `path` for the `with` block, and yield it. In a `with` block of
+    `shared_pod(path)`, yield the `PodNamespace` which that block has opened. Raises CniError
+    UNKNOWN_CONTAINER if there is no namespace at `path`."""
     # Otherwise each plugin of a chain would open and enter the namespace, and open a socket in it.
     if path in _shared:
         yield _shared[path]
@@ -86,8 +86,9 @@ def open_pod(path: str) -> Iterator[PodNamespace]:
 
 @contextlib.contextmanager
 def shared_pod(path: str) -> Iterator[PodNamespace]:
-    """Open the network namespace at `path` for the block, in which `open_pod(path)` yields the same
-    `PodNamespace`. Raises CniError UNKNOWN_CONTAINER if there is no namespace at `path`."""
+    """Open the network namespace at `path` for the `with` block, and yield it. Meanwhile
+    `open_pod(path)` yields the same `PodNamespace`. Raises CniError UNKNOWN_CONTAINER if there is
+    no namespace at `path`."""
     with open_pod(path) as pod:
         _shared[path] = pod
         try:

@@ -50,8 +50,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: remove all elements with the attachment's owner tag.
 
-    pyrunc's server, which sets a scope, repeats the port mappings of ADD in DEL. So DEL with a
-    scope and without mappings returns without searching the elements of all pods."""
+    With a scope, but without port mappings, returns without a search for elements. pyrunc's server
+    sets a scope and passes ADD's port mappings to DEL too, so such a pod has no elements."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.elements_of(host_rules.PORT_SETS, host_rules.tag_of(call, config))

@@ -271,7 +271,7 @@ def _lists_json(result: Result, form: version.Form) -> dict[str, Any]:
 
 def _single_addresses_json(result: Result) -> dict[str, Any]:
     """Encode addresses and routes in the form of version 0.2.0. As in libcni, `ip4` and `ip6` have
-    the first address of their family and all its routes."""
+    the first address of their IP version, and all routes of this version."""
     value: dict[str, Any] = {}
     for key, family in _FAMILIES.items():
         first = next((a for a in result.ips if a.address.version == family), None)

@@ -82,9 +82,8 @@ Problems = Callable[[Config], Iterable[InvalidSpec]]
 
 
 def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[InvalidSpec]:
-    """Return every error in the files that `load` reads, the first one for each key: unknown keys,
-    wrong types, wrong values, and those that `also` yields. Raises InvalidSpec for an unreadable
-    file."""
+    """Return the first error of each key in the files that `load` reads: unknown keys, wrong types,
+    wrong values, and the errors that `also` yields. Raises InvalidSpec for an unreadable file."""
     errors_by_place: dict[str, InvalidSpec] = {}
     values: dict[str, Any] = {}
     origins: dict[Key, ConfigSource | None] = {}

@@ -45,8 +45,9 @@ def read(path: Path, *, required: bool) -> list[ConfigSource]:
 
 
 def drop_ins(path: Path) -> list[Path]:
-    """Return the files `PATH.d/*.toml` by name, without hidden ones, which editors leave behind.
-    Returns no files if there is no `PATH.d`. Raises InvalidSpec if it cannot be read."""
+    """Return the files `PATH.d/*.toml`, sorted by name. Leaves out hidden files, which editors
+    leave behind. Returns no files if there is no `PATH.d`. Raises InvalidSpec if `PATH.d` cannot be
+    read."""
     folder = path.with_name(path.name + ".d")
     try:
         names = sorted(

@@ -122,8 +122,8 @@ def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None
 
 
 def move_from_layer(volumes: Sequence[MountRequest], layer: Path) -> None:
-    """Move the content at each volume's path from a checkpoint's restored layer into the volume. It
-    replaces the files that were copied from the image. Blocks. Raises OSError, KernelError."""
+    """Move the files at each volume's path in a checkpoint's restored layer into the volume. They
+    replace the files that were copied from the image. Blocks. Raises OSError, KernelError."""
     with merged([layer]) as root:
         for volume in volumes:
             folder, _, name = volume.destination.lstrip("/").rpartition("/")

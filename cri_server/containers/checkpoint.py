@@ -62,8 +62,8 @@ class CheckpointContext:
 
 
 async def checkpoint(services: Services, reference: str, location: str, timeout_s: int) -> None:
-    """Write the archive of a running container, readable by root only, replacing the file at
-    `location`. `timeout_s` 0: no limit.
+    """Checkpoint a running container into an archive at `location`, which only root can read. An
+    existing file is replaced. `timeout_s` 0: no limit.
 
     Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
     Unsupported, DeadlineExceeded, PeerError with CRIU's log, ResourceExhausted, KernelError."""

@@ -110,8 +110,8 @@ async def create(
     *,
     archive: str = "",
 ) -> str:
-    """Create a container in the sandbox `reference` and return the container's id. The same request
-    again waits for the first one, and returns the same id until the container is started.
+    """Create a container in the sandbox `reference` and return the container's id. A repeated
+    request waits for the first one, and returns the same id until the container is started.
     `archive`: the path of a checkpoint to restore instead of the configuration's image.
 
     Raises NotFound (sandbox, image), WrongState (sandbox not ready), InvalidArgument, AlreadyExists
@@ -171,8 +171,8 @@ def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) 
 
 async def find_checkpoint(context: CreateContext) -> None:
     """Load the checkpoint into `context` if the request names an archive, or an image that contains
-    a checkpoint. Raises InvalidArgument for a checkpoint in a pod of an external runtime or with a
-    user namespace, NotFound, WrongState, ResourceExhausted, KernelError."""
+    a checkpoint. Raises InvalidArgument if the pod has an external runtime or a user namespace,
+    NotFound, WrongState, ResourceExhausted, KernelError."""
     reference = context.archive or context.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")
@@ -196,9 +196,9 @@ async def drop_checkpoint(context: CreateContext) -> None:
 
 
 async def find_image(context: CreateContext) -> None:
-    """Find the container's image, its unpacked layers and its users. For a checkpoint, use the
-    image that the checkpointed container was created from, and pull it if it is missing. Raises
-    NotFound if the image is not on this node."""
+    """Find the container's image, its unpacked layers, and its accounts (/etc/passwd, /etc/group).
+    For a checkpoint, use the image that the checkpointed container was created from, and pull it if
+    it is missing. Raises NotFound if the image is not on this node."""
     reference = context.config.image.image
     if context.checkpoint is not None:
         context.image = await restore.find_image(context.services, context.checkpoint)

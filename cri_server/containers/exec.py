@@ -42,8 +42,8 @@ WATCH_AFTER_S = 0.01
 
 
 class ExecOutput:
-    """The output of a command: reads a pipe, stores as much as `budget` allows and drops the rest,
-    so that the writer does not block for longer than `WATCH_AFTER_S`.
+    """Reads the output of a command from a pipe. Stores as much as `budget` allows and drops the
+    rest, so that the writer does not block for longer than `WATCH_AFTER_S`.
 
     Output beyond `MEMORY_BYTES` goes to an unnamed file in `folder`.
     """

@@ -76,10 +76,10 @@ def _folder(root: int, sub_path: str) -> str:
 
 
 def _folders(layers: list[str], sub_path: str) -> list[str]:
-    """Return the folder at `sub_path` of each layer that contributes to it, top first: an overlay
-    of these folders shows the image's content at `sub_path`. Layers without the folder, and layers
-    below one that hides it, are left out. Symbolic links in the path are followed inside the image,
-    also across layers. Raises InvalidArgument."""
+    """Return the host paths of the folders that contain the image's content at `sub_path`, one of
+    each layer, top first. They can be mounted as the layers of an overlay. Layers without the
+    folder, and layers below one that hides it, are left out. Symbolic links in the path are
+    followed inside the image, also across layers. Raises InvalidArgument."""
     folders = []
     try:
         with merged(layers) as root:
@@ -98,9 +98,9 @@ def _folders(layers: list[str], sub_path: str) -> list[str]:
 
 
 def _folder_in_layer(layer: str, parts: list[str]) -> tuple[str, bool]:
-    """Return the host path of the folder in one layer, "" if the layer has none, and whether the
-    layer hides the folders of the layers below it. `parts`: the components of the folder's path,
-    without symbolic links."""
+    """Return the folder's host path in one layer ("" if the layer does not have the folder), and
+    whether the layer hides the same folder of the layers below. `parts`: the components of the
+    folder's path, without symbolic links."""
     folder = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     hides = False
     try:

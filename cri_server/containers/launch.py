@@ -24,9 +24,9 @@ from pyrunc.shim import messages
 
 @contextlib.contextmanager
 def limit_errors(container: Container) -> Iterator[None]:
-    """Add the container's name to errors of the block which say that a limit cannot be set. If the
-    cause is a missing cgroup controller, also add the configuration key that starts containers
-    without the limit."""
+    """Add the container's name to errors of the `with` block, if they say that a limit cannot be
+    set. If the cause is a missing cgroup controller, also add the configuration key with which
+    containers start without the limit."""
     try:
         yield
     except Unsupported as error:

@@ -22,8 +22,9 @@ INTERVAL_S = 2.0
 
 
 async def rotate_logs(services: Services) -> None:
-    """Rotate the logs of running containers that exceed their limits, every INTERVAL_S seconds,
-    until cancelled. A repeated failure of one container is logged only once."""
+    """Check the logs of running containers every INTERVAL_S seconds, and rotate each log that
+    exceeds its limit. Runs until cancelled. A repeated failure of one container is logged only
+    once."""
     reported: set[str] = set()  # containers whose failure was logged already
     while True:
         for container in list(services.index.containers):

@@ -49,9 +49,9 @@ def kubelet(host: Machine) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
-    """Return True if kubelet waits for kubeadm. Its command line, parsed to `flags`, then has a
-    bootstrap-kubeconfig, and none of the files that the flags config, kubeconfig and
-    bootstrap-kubeconfig name exists yet."""
+    """Return whether kubelet waits for kubeadm to configure it. In this case its command line,
+    parsed to `flags`, has a bootstrap-kubeconfig. None of the files that the flags config,
+    kubeconfig and bootstrap-kubeconfig name exists yet."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written
@@ -154,8 +154,8 @@ def _flags(arguments: list[str]) -> dict[str, str]:
 
 
 def _settings(host: Machine, path: str) -> tuple[dict[str, Any], str]:
-    """Return the settings in kubelet's configuration file, and "". For an unusable file, return {}
-    and the reason; for an empty `path`, return {} and ""."""
+    """Return the settings in kubelet's configuration file, and the reason why the file cannot be
+    used ("" if it can). Without usable settings returns {}. An empty `path` is no error."""
     if not path:
         return {}, ""
     import yaml  # imported only where there is a kubelet

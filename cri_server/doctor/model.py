@@ -23,9 +23,12 @@ class Level(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of a check. `code` is its stable name, which `explain` describes; `observation`
-    the state of the machine; `effect` what it means for pods; `remedy` a command, or a setting and
-    its file."""
+    """The result of a check.
+
+    - `code`: the check's stable name, which `explain` describes.
+    - `observation`: the state of the machine.
+    - `effect`: the consequence of this state for pods.
+    - `remedy`: a command that mends the state, or a setting and its file."""
 
     code: str
     level: Level

@@ -53,8 +53,8 @@ def find(pages: tuple[Page, ...], query: str) -> list[Page]:
 
 
 def _named(pages: tuple[Page, ...], name: str) -> list[Page]:
-    """Return the pages with this name and, if it is a gRPC code, the first page of that code, which
-    is the most general one."""
+    """Return the pages with this name. If the name is a gRPC code, also return the first page of
+    that code, which is the most general one."""
     normalized = _normalize(name)
     by_name = [page for page in pages if normalized in page.search_names]
     by_code = [page for page in pages if page.code and _normalize(page.code) == normalized]

@@ -212,11 +212,13 @@ class ImageService:
         return [image] if image else []
 
     async def remove(self, reference: str) -> None:
-        """Remove names of an image; an image without any name left is removed from the store. An
-        absent image is no error.
+        """Remove names of an image. An image without any name left is removed from the store. An
+        absent image is no error. Raises WrongState if no name would remain and containers use the
+        image.
 
-        A tag removes this one name, a digest all names with the digest in its repository, and an
-        image id all names. Raises WrongState naming the containers that use the image.
+        - For a tag, removes this one name.
+        - For a digest, removes all names with this digest in the same repository.
+        - For an image id, removes all names of the image.
         """
         with self._store.errors():
             await self._store.remove_names(lambda: self._names_to_remove(reference))
@@ -280,10 +282,10 @@ class ImageService:
         """Return the annotations of the image's manifests, one mapping for each manifest. Manifests
         of several repositories may lead to one image.
 
-        `references` selects one manifest: that of the first reference which names the image, or
-        whose repository has a name of the image. Without such a reference, return the annotations
-        of all manifests, because any user may push another manifest of the image, with annotations
-        of their choice. Raises NotFound.
+        With `references`, return only the manifest that the first usable one leads to. A reference
+        is usable if it names the image, or if the image has a name in the reference's repository.
+        If none is usable, return the annotations of all manifests, because any user may push
+        another manifest of the image, with annotations of their choice. Raises NotFound.
         """
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations or {} for content in contents]
@@ -292,9 +294,9 @@ class ImageService:
         """Return two names of the image: one with a tag (with a digest if there is no tag), and one
         with a digest.
 
-        `references` selects the repository of both names: that of the first reference which names
-        the image, or whose repository has a name of the image. Without such a reference, return the
-        image's first names. An image without names has its id as both.
+        Both names have the repository of the first usable reference. A reference is usable if it
+        names the image, or if the image has a name in the reference's repository. If none is
+        usable, return the image's first names. An image without names has its id as both.
         """
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:

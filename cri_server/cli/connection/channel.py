@@ -334,9 +334,9 @@ class _Connection:
         self._socket.sendall(self._sender.take())
 
     def _limit_wait(self) -> None:
-        """Set the socket's timeout to the time left until the call's deadline. Before the server's
-        first SETTINGS frame, that frame has a deadline, too, and the earlier of both is used.
-        Raises TimeoutError if the call's deadline has passed."""
+        """Set the socket's timeout to the time left until the call's deadline. Until the server's
+        first SETTINGS frame has arrived, use the deadline for that frame if it is sooner. Raises
+        TimeoutError if the call's deadline has passed."""
         limits = [
             limit
             for limit in (self.deadline, None if self._greeted else self._greet_until)

@@ -324,8 +324,8 @@ class Client:
 
 
 def _first_matches(items: list[Item], *rules: Callable[[Item], bool]) -> list[Item]:
-    """Return the items that the first rule selects or, if it selects no items, those that the next
-    rule selects, and so on. Return an empty list if no rule selects an item."""
+    """Apply `rules` in order, and return the items that the first successful rule selects. Return
+    an empty list if no rule selects an item."""
     for rule in rules:
         matches = [each for each in items if rule(each)]
         if matches:

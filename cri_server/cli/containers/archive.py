@@ -52,8 +52,9 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
 
 def extract(copy: Copy, target: int) -> None:
     """Extract the tar archive on stdin, plain or compressed, into the open folder `target`. Raises
-    WrongState if stdin is no tar archive, or if a member's name leads out of `target`, its type is
-    not file, folder or symbolic link, or an existing file is in its way; OSError."""
+    OSError, and WrongState if stdin is no tar archive, or if a member cannot be extracted: its name
+    leads out of `target`, it is no file, folder or symbolic link, or an existing file is in its
+    way."""
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             for member in archive:

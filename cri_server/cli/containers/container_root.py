@@ -28,8 +28,9 @@ class ContainerRoot(NamedTuple):
 
 @contextlib.contextmanager
 def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRoot]:
-    """Open the root of a container for the block. `name`: the container's name in errors. Raises
-    WrongState if the container does not run on this machine, or if the user is not root."""
+    """Open a container's root directory for the `with` block. `name`: the container's name in
+    errors. Raises WrongState if the container does not run on this machine, or if the user is not
+    root."""
     pid = client.container_info(container).get("pid", 0)
     try:
         if not pid:
@@ -50,8 +51,8 @@ def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRo
 
 
 def has_process(client: Client, container: str, pid: int) -> bool:
-    """Return whether `pid` is still the container's main process. If it returns True after the
-    caller has opened /proc/PID or a pidfd, the opened process is the container's."""
+    """Return whether `pid` is still the container's main process. True also proves that a
+    descriptor of /proc/PID or a pidfd, opened before this call, refers to this process."""
     alive = process.stat(pid) is not None
     return alive and client.container_info(container).get("pid", 0) == pid
 

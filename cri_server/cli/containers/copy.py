@@ -120,9 +120,9 @@ def copy_path(
 
 @contextlib.contextmanager
 def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
-    """Open the parent folder of a path for the block. Yields its descriptor and the path's last
-    component, which is `.` for the root. `follow`: first resolve all symbolic links. Raises
-    InvalidArgument for a path that ends with `..`, KernelError."""
+    """Open the parent folder of a path for the `with` block. Yields the folder's descriptor and the
+    path's last component, which is `.` for the root. `follow`: first resolve all symbolic links.
+    Raises InvalidArgument for a path that ends with `..`, KernelError."""
     path = resolve(root, path) if follow else path
     while path.endswith(("/", "/.")):
         path = path.removesuffix("/").removesuffix("/.")
@@ -135,8 +135,8 @@ def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
 
 @contextlib.contextmanager
 def _folder_at(root: int | None, path: str) -> Iterator[int]:
-    """Open the folder `path` below `root` (None: below the host's root) for the block; yields its
-    descriptor. Raises KernelError or OSError if it is no folder."""
+    """Open the folder `path` below `root` (None: below the host's root) for the `with` block, and
+    yield its descriptor. Raises KernelError or OSError if it is no folder."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     # In a container each link is resolved as the container sees it, so that none leads to the host.
     with closing_fd(

@@ -120,8 +120,8 @@ class Choice:
         """Call `act` for each chosen pod or container and print its name. Asks the user for
         confirmation before it acts on a pod or container of kubelet.
 
-        `kills`: also ask before acting on a named pod or container that is running. Raises Error,
-        click.UsageError."""
+        `kills`: also ask before acting on a pod with running containers or on a running container,
+        if the user has named it. Raises Error, click.UsageError."""
         if bool(self.names) == (self.all_pods or bool(self.labels)):
             raise click.UsageError(f"needs either names to {verb}, or --all or --label")
         with Client(address) as client:
@@ -275,8 +275,8 @@ def _send(client: Client, container: api.Container, number: int) -> None:
 
 def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
     """Stop all containers of a pod, then its sandbox. Sidecars are stopped after the other
-    containers, the last one first, as kubelet does. `grace_s` None: the manifest's grace period,
-    else 10 s."""
+    containers and in reverse order of creation, as kubelet does. `grace_s` None: the manifest's
+    grace period, else 10 s."""
     containers = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
     sidecars = [c for c in containers if ownership.SIDECAR in c.labels]
     # Other containers may need their sidecars (proxies, log shippers) until they have ended.

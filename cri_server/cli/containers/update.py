@@ -113,7 +113,8 @@ def update(
 
 def not_set(client: Client, limits: api.LinuxContainerResources) -> list[str]:
     """Return the limits that the server could not set because of a missing cgroup controller
-    (`[cgroup] missing_controllers = "warn"`). An empty list if the server does not report them."""
+    (`[cgroup] missing_controllers = "warn"`). Return an empty list if the server does not report
+    its controllers."""
     status = formats.with_info(client.call(api.StatusRequest(verbose=True)))
     described = (status.get("info") or {}).get("config") or {}
     if described.get("missingControllers") != "warn":

@@ -83,7 +83,7 @@ def source(reference: str, chosen: Path | None = None) -> str:
 
 def _logins(reference: str, chosen: Path | None) -> Iterator[_FileLogin]:
     """Yield the logins for an image in the order in which they are tried: at most one of each file.
-    If a file names a helper, the helper may have no login.
+    If a file names a credential helper, the helper is yielded even if it has no login.
 
     A key in a file may spell the registry's name in any way (`https://R.example/v1/`,
     `r.example:443`)."""
@@ -120,8 +120,8 @@ def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | No
 
 
 def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
-    """Map each normalized key of a JSON object to the key as written and its value. If two keys
-    have the same normal form, the one written in normal form is used, else the first."""
+    """Map each normalized key of a JSON object to the key as written and its value. Of several keys
+    with the same normal form, the one that is written in this form is used, else the first."""
     table = table if isinstance(table, dict) else {}
     keys = sorted(table, key=lambda key: key != _normal_key(key))
     return {_normal_key(key): (key, table[key]) for key in reversed(keys)}

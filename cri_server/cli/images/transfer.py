@@ -94,8 +94,8 @@ def _parse_platform(text: str | None) -> str | None:
 def fetch(
     client: Client, reference: str, auth: api.AuthConfig | None = None, *, quiet: bool = False
 ) -> str:
-    """Pull an image and return its id. Shows the progress if stderr is a terminal, `quiet` is not
-    set and the server reports it. Raises ServerError."""
+    """Pull an image and return its id. Shows the progress that the server reports, if stderr is a
+    terminal and `quiet` is not set. Raises ServerError."""
     if sys.stderr.isatty() and not quiet:
         with contextlib.suppress(UnsupportedCall):
             return _follow_progress(
@@ -189,8 +189,9 @@ def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool)
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """Yield a file to write for the block, or stdout if `path` is None. The file appears at `path`
-    when it is complete, replacing a symbolic link that another user may have put there."""
+    """Yield a file that the `with` block writes, or stdout if `path` is None. After the block the
+    file is renamed to `path`. Because it is not opened there before, a symbolic link that another
+    user put at `path` is replaced, not followed."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -277,8 +278,8 @@ def _feed(
 
 
 def _fill(pipe: int, source: BinaryIO, progress: ProgressLine, is_read: Callable[[], bool]) -> None:
-    """Copy `source` into the pipe, and return when the server has read all of it. `is_read`:
-    returns whether the server still reads; if it does not, this returns early."""
+    """Copy `source` into the pipe, and return when the server has read all of it. Returns early
+    when `is_read` returns False, because the server has stopped reading."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
         while view:

@@ -32,7 +32,7 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 
 
 def prepare(pod: pod_model.PodManifest, folder: Path) -> None:
-    """Check the pod's volumes and create the missing ones. Call it before the pod starts. Raises
+    """Check the volumes of a pod that is about to start, and create the missing ones. Raises
     NotFound if a hostPath does not exist, WrongState if it is of another type, KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
         if volume.files is not None:

@@ -88,7 +88,7 @@ def _nanoseconds(when: datetime.datetime | None) -> int | None:
 
 def _since(client: Client, pod: str, begin_ns: int, end_ns: int | None) -> Iterator[Any]:
     """Yield the events from `begin_ns` to `end_ns` (nanoseconds since 1970), from the server's
-    timeline. If `end_ns` is None, then also yields new events as they happen."""
+    timeline. If `end_ns` is None, new events follow as they happen."""
     if end_ns is None:
         entries: Iterable[Any] = client.admin_stream(private.FollowTimeline(pod), private.decode)
     else:

@@ -34,9 +34,11 @@ def origins(
     image: Mapping[str, Any],
     spec: Mapping[str, Any],
 ) -> list[Origin]:
-    """Return the report, with a line for each value of a container. `config` and `pod`: the
-    requests that created container and pod; `image`: the image's `config`; `spec`: the container's
-    runtime spec."""
+    """Return the lines of the report: where each value of a container comes from.
+
+    - `config`, `pod`: the requests that created the container and the pod.
+    - `image`: the object `config` of the image's configuration.
+    - `spec`: the container's runtime spec."""
     process = spec.get("process") or {}
     linux = spec.get("linux") or {}
     return [

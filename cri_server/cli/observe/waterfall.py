@@ -35,7 +35,7 @@ class TimelineCall(Record):
     @classmethod
     def of_entry(cls, entry: Entry) -> TimelineCall:
         """Convert a timeline entry. Raises InvalidArgument if a field is missing or has a wrong
-        type. A span without an `id`, from an earlier version, gets its index as id."""
+        type. A span that a previous version wrote without an `id` gets its index as id."""
         spans = [{"id": number, **span} for number, span in enumerate(entry.get("spans", ()))]
         return cls.of({**entry, "spans": spans})
 

@@ -186,8 +186,8 @@ def _most(call: TimelineCall) -> str:
     """Return which step took at least half of the call, such as `93 % of it: network › bridge`;
     empty if no step did.
 
-    ` › ` precedes a child step that took at least half of its parent step's time. The percentage is
-    the last step's share of the call."""
+    `bridge` is a child of the step `network` and took at least half of its time. The percentage is
+    the share of the last step, here `bridge`, in the call's time."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

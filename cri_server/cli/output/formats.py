@@ -255,8 +255,9 @@ def watch(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def repeat(draw: Callable[[], str], watching: float | None) -> None:
-    """Print the text that `draw` returns. With an interval `watching` in seconds, repeat until
-    interrupted: in place on a terminal, elsewhere only when the text changes."""
+    """Print the text that `draw` returns. With `watching`, repeat every `watching` seconds until
+    interrupted. On a terminal each text replaces the previous one. Elsewhere a text is printed only
+    if it differs from the previous one."""
     previous = None
     while True:
         text = draw()

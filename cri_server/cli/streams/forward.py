@@ -83,7 +83,8 @@ def split(text: str) -> tuple[str | None, str]:
 
 def parse(text: str, named: Callable[[str], int]) -> tuple[int, int]:
     """Parse `[LOCAL:]PORT` and return the local and the remote port number; local port 0 stands for
-    any free port. Raises InvalidArgument, and what `named` raises for a port's name."""
+    any free port. `named`: returns the number of a named port. Raises InvalidArgument, and the
+    errors of `named`."""
     local, name = split(text)
     remote = int(name) if name.isdigit() else named(name)
     return (remote if local is None else int(local or 0)), remote

@@ -20,8 +20,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class LogEntry(NamedTuple):
-    """A line of a log file: its stream, the container's output (with a newline unless the line's
-    tag is `P`, partial), and its time as written."""
+    """A line of a log file. `content`: the output with its newline, which a line with the tag `P`
+    (partial) does not have. `time`: as written in the file."""
 
     stream: str
     content: bytes

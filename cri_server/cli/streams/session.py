@@ -34,8 +34,8 @@ class Detached(Exception):
 
 def run(url: str, *, stdin: bool, tty: bool, detach_keys: bytes = b"", timeout_s: float = 0) -> int:
     """Connect stdio to the session at `url` until it ends, and return the exit code of the command.
-    After `timeout_s`, unless it is 0, close the session; the server then ends the command. Raises
-    ServerError, Detached."""
+    `timeout_s`: after this time the session is closed, and the server ends the command; 0 for no
+    limit. Raises ServerError, Detached."""
     socket = connect(url, PROTOCOL, OLDER)
     if stdin and not tty and socket.subprotocol == OLDER and not sys.stdin.isatty():
         report(f"warning: the server uses {OLDER}, which cannot signal the end of stdin")

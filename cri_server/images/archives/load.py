@@ -158,8 +158,8 @@ class _Archive:
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[int]:
-    """Open the archive for the block, and add its path to errors about its content. Raises
-    InvalidArgument (not an archive, or a damaged one), KernelError."""
+    """Open the archive for the `with` block, and add the archive's path to the block's errors about
+    its content. Raises InvalidArgument (not an archive, or a damaged one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
         # O_NONBLOCK: a named pipe without a writer must not block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -296,8 +296,8 @@ def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Arch
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:
-    """Return the image's name in a descriptor's annotations as a list. The list is empty if there
-    is no name, or only a tag: the annotation of the OCI specification may hold a tag alone."""
+    """Return a list with the image's name from a descriptor's annotations. Return an empty list if
+    they have no name, or only a tag: the annotation of the OCI specification may be a tag alone."""
     annotations = descriptor.annotations or {}
     name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
     return [name] if "/" in name or ":" in name else []

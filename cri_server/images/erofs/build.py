@@ -42,11 +42,13 @@ def build(
     tick: Callable[[], None] = lambda: None,
     growth: Growth | None = None,
 ) -> None:
-    """Write the index to `out_fd`, an empty file. `tar_fds`: the layers' tars, which become the
-    devices of the mount; `diff_ids`: their digests, in the same order. `chain`: for each layer of
-    the image, bottom first, the number of its tar, from 0. `tick` is called regularly, and may
-    raise. `growth` waits for more data in tars that are still being written; None if all are
-    complete.
+    """Write the index to `out_fd`, an empty file.
+
+    - `tar_fds`: the layers' tars, which become the devices of the mount.
+    - `diff_ids`: the digests of the tars, in the same order.
+    - `chain`: for each layer of the image, bottom first, the number of its tar, from 0.
+    - `tick`: called regularly; it may raise.
+    - `growth`: waits for more data in tars that are still being written; None if all are complete.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """
@@ -89,9 +91,12 @@ def _copy(tar: TarFile, source: int, fd: int, target: int, length: int) -> None:
 
 
 class IndexWork(Record):
-    """The arguments of the job that builds an index in `folder`. `tars`: paths of complete tars;
-    empty when the job gets descriptors of partial tars. `diff_ids`: of all tars, in their order.
-    `chain`: for each layer, bottom first, the number of its tar, from 0. `uuid`: in hexadecimal."""
+    """The arguments of the job that builds an index in `folder`.
+
+    - `tars`: paths of complete tars; empty when the job gets descriptors of partial tars.
+    - `diff_ids`: the digests of all tars, in the same order.
+    - `chain`: for each layer, bottom first, the number of its tar, from 0.
+    - `uuid`: in hexadecimal."""
 
     folder: AbsolutePath
     tars: Sequence[AbsolutePath]
@@ -103,8 +108,8 @@ class IndexWork(Record):
 
 def job(arguments: Message, fds: list[int]) -> int:
     """Build an index, as a job of the zygote; return the exit code 0. `arguments`: an `IndexWork`.
-    `fds`: for tars that are still being written, the pipe of a `Growth` and the tars; then, in any
-    case, the pipe on which progress is reported."""
+    The last of `fds` is the pipe on which progress is reported. If the tars are still being
+    written, the pipe of a `Growth` and the tars come before it."""
     *tar_fds, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_job.begin(progress_fd)

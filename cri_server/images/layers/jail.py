@@ -72,8 +72,8 @@ CPU_LIMIT_S = 1200  # enough to hash and write 64 GiB, the limit of a layer
 
 
 def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
-    """Restrict this single-threaded process, for the rest of its life, to making files beneath
-    `folder`, which becomes its root directory. Return the folder's path inside. Raises KernelError,
+    """Restrict this single-threaded process to making files beneath `folder`, for the rest of its
+    life. `folder` becomes the root directory; return its path from now on. Raises KernelError,
     OSError.
 
     Open files stay usable. Open directories are closed, because they would lead out.

@@ -144,7 +144,7 @@ class Receiver:
         self._read: int | None = None
 
     def map(self) -> None:
-        """Map the ring's memory; else the first `read` does. A decoder must call this before it
+        """Map the ring's memory now, not at the first `read`. A decoder must call this before it
         enters its jail, which refuses to map files. Raises OSError."""
         self._memory = mmap.mmap(self.fds[0], _MEMORY_BYTES, prot=mmap.PROT_READ)
 

@@ -60,8 +60,8 @@ class Rate:
 
 
 class SharedWork:
-    """Serializes concurrent work on the same key (a layer, a tar, an index), but no one waits for a
-    slow worker. Use on one event loop."""
+    """Serializes concurrent work on the same key (a layer, a tar, an index). But no caller waits
+    for a slow worker. All callers must use the same event loop."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[Rate]] = {}
@@ -69,9 +69,9 @@ class SharedWork:
 
     @asynccontextmanager
     async def turn(self, key: str, rate: Rate, watch: Watch) -> AsyncIterator[None]:
-        """Wait until no fast worker works on `key`, then run the block. Other callers wait for this
-        block while `rate`, which measures its download, is fast. `watch` does not count the waiting
-        as a lack of progress."""
+        """Wait until no fast worker works on `key`, then run the `with` block. `rate` measures the
+        block's download: other callers wait for the block only while this download is fast. `watch`
+        is paused while this call waits."""
         with watch.paused():
             while any(not other.is_slow for other in self._rates.get(key, ())):
                 await self._wait(key)
@@ -101,7 +101,7 @@ class SharedWork:
 
 class StreamTurn:
     """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()` is
-    called when another stream begins to wait while this one has a turn and is slow."""
+    called while the stream has a turn and is slow, when another stream begins to wait."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate
@@ -130,8 +130,8 @@ class StreamLimiter:
 
     @asynccontextmanager
     async def hold(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it for the block. The next turn goes to the waiting stream
-        whose registry has the fewest turns.
+        """Wait for a turn, and hold it for the `with` block. The next turn goes to the waiting
+        stream whose registry has the fewest turns. `watch` is paused while this call waits.
 
         Raises Interrupted when no stream ends for STREAM_WAIT_S, or after STREAM_WAIT_LIMIT_S in
         all: the caller must then fetch the blob to a file, which needs no turn.

@@ -59,9 +59,9 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
-    """Yield a StreamedBlob, by which the block writes a blob into a ring; meanwhile `read` runs
-    with the ring's receiver. The end of the block is the end of the blob; then wait for `read`.
-    When the block fails, `read` is cancelled. `algorithm`: the hash algorithm of the blob's digest.
+    """Yield a StreamedBlob, by which the `with` block writes a blob into a ring. Meanwhile `read`
+    runs with the ring's receiver. The blob ends with the block; then wait for `read`. If the block
+    fails, `read` is cancelled. `algorithm`: the hash algorithm of the blob's digest.
 
     Raises the errors of the block and of `read`. But if `read` fails with a PeerError before the
     whole blob is written, Interrupted is raised. The caller then fetches the blob to a file, whose

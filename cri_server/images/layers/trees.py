@@ -27,8 +27,8 @@ class DirectoryWalker:
     """Opens one directory after the other beneath a root, which no other process may change
     meanwhile. A context manager.
 
-    Open the directories in the order of `depth_first_key`: the cost of each is then small, however
-    deep it is.
+    If the caller opens the directories in the order of `depth_first_key`, each of them costs
+    little, however deep it is.
     """
 
     def __init__(self, root_fd: int) -> None:

@@ -27,9 +27,9 @@ class Turns:
 
     @asynccontextmanager
     async def hold(self, watch: Watch) -> AsyncIterator[None]:
-        """Wait for a turn, in the order of the calls, and hold it for the block. When all turns are
-        taken, cancel the task with the oldest borrowed turn. `watch` does not count the waiting as
-        a lack of progress."""
+        """Wait for a turn, in the order of the calls, and hold it for the `with` block. When all
+        turns are taken, cancel the task with the oldest borrowed turn. `watch` is paused while this
+        call waits."""
         if self._free.locked() and self._borrowed:
             task = next(iter(self._borrowed))
             del self._borrowed[task]
@@ -66,9 +66,9 @@ def streams_at_once(memory_bytes: int) -> int:
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """Return how many processes may build an index at once: one for each of `processors`, but at
-    least two. Each holds the tree of all files of an image in memory, so fewer are allowed if all
-    together could take more than a quarter of `memory_bytes`; at least one."""
+    """Return how many processes may build an index at once: one for each of `processors`, and at
+    least two. If their memory could exceed a quarter of `memory_bytes` in all, allow fewer, but at
+    least one. Each process holds the tree of all files of an image in memory."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 

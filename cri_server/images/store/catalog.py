@@ -370,7 +370,7 @@ class Catalog:
         self._replace(remaining, self._contents)
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
-        """Remove these names in memory only. For a full disk: the caller deletes the images'
+        """Remove these names in memory only. Meant for a full disk: the caller deletes the images'
         content first, and writes the index by `remove` afterwards. After a crash in between, `load`
         drops the incomplete images."""
         self._replace(self._without(names), self._contents)
@@ -515,8 +515,8 @@ def repository_of(reference: str) -> str:
 
 
 def _name_after(name: Name, new: Name) -> Name | None:
-    """Return what remains of `name` when `new` is added. If `new` takes its tag for another image,
-    `name` loses the tag; if `new` makes `name` superfluous, return None."""
+    """Return what remains of `name` when `new` is added. If `new` has the same tag for another
+    image, `name` loses the tag. If `new` makes `name` superfluous, return None."""
     is_same_target = name.target.digest == new.target.digest
     if name.repository != new.repository:
         return None if is_same_target and new.repository and not name.repository else name
@@ -546,8 +546,9 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
 
 
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
-    """Return the names; a tag that several names have stays at the first only. (Earlier versions
-    stored spellings of one name as two, such as Docker.io/a:1 and docker.io/library/a:1.)"""
+    """Return the names. If several have the same tag, only the first of them keeps it. (Previous
+    versions stored spellings of one name as two, such as Docker.io/a:1 and
+    docker.io/library/a:1.)"""
     tags: set[str] = set()
     unique = []
     for name in names:
