@@ -153,7 +153,7 @@ async def _start(
     # kubelet's, start then.
     await stack.enter_async_context(notify.supervised())
     log.info("serving at %s", config.server.listen)
-    await stack.enter_async_context(_prepare_sessions(config))
+    await stack.enter_async_context(_examine_host(config))
 
 
 def _begin_imports(services: Services) -> None:
@@ -369,20 +369,20 @@ async def _finish_operations(services: Services) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _prepare_sessions(config: Config) -> AsyncIterator[None]:
-    """During the `with` block, a thread imports the code for exec, attach and port-forward, and
-    runs the doctor's checks. Waits for the thread after the block."""
-    working = asyncio.create_task(asyncio.to_thread(_import_and_examine, config))
+async def _examine_host(config: Config) -> AsyncIterator[None]:
+    """During the `with` block, a thread runs the doctor's checks. Waits for the thread after the
+    block."""
+    working = asyncio.create_task(asyncio.to_thread(_log_problems, config))
     try:
         yield
     finally:
         await asyncio.wait([working])  # a thread cannot be cancelled
 
 
-def _import_and_examine(config: Config) -> None:
+def _log_problems(config: Config) -> None:
+    # Imported after the first lists, which kubelet waits for.
     from cri_server.doctor.examine import log_problems
     from cri_server.doctor.model import Machine
-    from cri_server.streaming import connection  # noqa: F401
 
     log_problems(Machine(config))
 

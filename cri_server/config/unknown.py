@@ -3,7 +3,6 @@ table that has a key of this name."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from typing import Any
 
@@ -44,6 +43,8 @@ def _sentence(name: str, names: list[str], before: Key, root: msgspec.inspect.Ty
     elsewhere = _tables_with(name, root)
     if elsewhere:
         return f"{what}; it belongs to [{elsewhere[0]}]"
+    import difflib  # takes 150 KiB, and few configurations have an unknown key
+
     close = difflib.get_close_matches(name, names, 1)
     if close:
         return f"{what}; did you mean {close[0]}?"
