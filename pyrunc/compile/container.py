@@ -198,15 +198,16 @@ def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts
     files."""
     spec = request.spec
     open_root(request, descriptors)
-    own_binds = rootfs_probe.resolve_binds(spec, request.sources)
-    open_sources(request, descriptors, own_binds)
+    in_root = _binds_in_root(request)
+    own_binds = rootfs_probe.resolve_binds(spec, request.sources, in_root)
+    open_sources(request, descriptors, {*own_binds, *in_root})
     open_devices(spec, descriptors)
     if spec.linux.sysctl:
         descriptors.take("proc", kernel_mount.open_proc())
     nulls = request.nulls
     if request.stdio is not None:
         nulls = tuple(n for n, number in enumerate(request.stdio) if is_null(number))
-    return rootfs_probe.probe(
+    facts = rootfs_probe.probe(
         spec,
         descriptors.numbers,
         nulls,
@@ -215,6 +216,16 @@ def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts
         pinned_trees(request).keys(),
         request.pivot,
     )
+    return facts.replace(root_sources=in_root) if in_root else facts
+
+
+def _binds_in_root(request: CreateRequest) -> dict[int, str]:
+    """Return the result of `rootfs_probe.binds_in_root`; empty for a root that is no directory of
+    the host."""
+    path = getattr(request.rootfs, "path", None)
+    if path is None or request.spec.linux.namespace("mount") is None:
+        return {}
+    return rootfs_probe.binds_in_root(request.spec, request.bundle, path)
 
 
 def preview(request: CreateRequest) -> Plan:

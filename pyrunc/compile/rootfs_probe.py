@@ -16,7 +16,7 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath, open_in_root, read_in_root, resolve
 from pyrunc.plan.model import RootfsFacts
-from pyrunc.plan.mounts import may_be_opened_inside, normal
+from pyrunc.plan.mounts import is_plain_bind, may_be_opened_inside, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,19 +43,49 @@ def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
     return may_be_opened_inside(mount, spec.linux)
 
 
-def resolve_binds(spec: Spec, sources: Mapping[str, BindSource]) -> dict[int, tuple[str, bool]]:
+def binds_in_root(spec: Spec, bundle: str, root_path: str) -> dict[int, str]:
+    """Return the bind mounts whose source is in the container's root directory, above or below an
+    earlier mount, by their index in the spec's mounts: the source's path in the root. `root_path`:
+    the root directory, relative to `bundle`.
+
+    Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
+    order of the mounts. runc opens the path on the host, where a link in the container's files may
+    lead out of the root. So the process resolves it in the root instead.
+
+    The paths are compared as text. Id-mapped binds are left out: a process in a user namespace may
+    not map them.
+    """
+    root = os.path.join(bundle, root_path)
+    roots = [f"{normal(path)}/" for path in dict.fromkeys((root, os.path.realpath(root)))]
+    binds: dict[int, str] = {}
+    earlier: list[str] = []
+    for i, mount in enumerate(spec.mounts):
+        if is_plain_bind(mount) and earlier:
+            path = f"{normal(os.path.join(bundle, mount.source))}/"
+            inside = next((path[len(place) - 1 :] for place in roots if path.startswith(place)), "")
+            if inside and any(
+                inside.startswith(place) or place.startswith(inside) for place in earlier
+            ):
+                binds[i] = inside.rstrip("/") or "/"
+        earlier.append(f"{normal(mount.destination)}/")
+    return binds
+
+
+def resolve_binds(
+    spec: Spec, sources: Mapping[str, BindSource], in_root: Collection[int] = ()
+) -> dict[int, tuple[str, bool]]:
     """Return the bind mounts that the container's process makes itself: index in the spec's mounts
     -> (real path of the source, whether the source is a directory).
 
     Symbolic links are followed only here. The process opens the real path and refuses links, so a
     path that is swapped meanwhile is an error. `sources`: facts about sources that the caller has
-    looked up; these sources are not looked up again.
+    looked up; these sources are not looked up again. `in_root`: indexes of mounts to leave out.
     """
     binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
         # The process makes these itself, so that mounts get their ids in the order of the
         # configuration: clones of the caller would come before /proc in mountinfo.
-        if may_be_made_inside(mount, spec):
+        if i not in in_root and may_be_made_inside(mount, spec):
             source = sources.get(mount.source) or _look_up(mount)
             if source.is_in_every_namespace:
                 binds[i] = source.path, source.is_directory

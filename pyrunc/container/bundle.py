@@ -56,8 +56,25 @@ def load(folder: str, config: str = "") -> Bundle:
         raise InvalidSpec("", f"{path} is not JSON: {error}") from None
     spec = parse(document)
     check(spec)
+    if spec.root is not None and _strip_root(document, spec, folder):
+        spec = parse(document)
     debug.say("read %s: %d bytes, version %s", path, len(text), spec.version)
     return Bundle(os.path.abspath(folder), document, spec)
+
+
+def _strip_root(document: dict[str, Any], spec: Spec, folder: str) -> bool:
+    """Make mount destinations that begin with the path of the container's root directory relative
+    to the root, as runc does. Change them in the configuration `document`, from which other
+    commands read them later. Returns whether any has changed. `folder`: the bundle."""
+    assert spec.root is not None
+    root = os.path.abspath(os.path.join(folder, spec.root.path))
+    changed = False
+    for mount, entry in zip(spec.mounts, document.get("mounts") or (), strict=True):
+        path = os.path.normpath(mount.destination)
+        if path.startswith(root + "/"):
+            entry["destination"] = path[len(root) :]
+            changed = True
+    return changed
 
 
 class CreateOptions(Value):

@@ -96,6 +96,9 @@ def _new_filesystem(low: Lowering, op: m.MountFs) -> Slot:
 
 
 def mount_tree(low: Lowering, op: m.MountTree) -> None:
+    if op.in_root:
+        _clone_in_root(low, op)
+        return
     # Sources differ from pod to pod, destinations are mostly the same.
     same = op.replace(source="")
     if op.descriptor:
@@ -116,6 +119,24 @@ def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
     low.a.sys("open_tree", place, "", flags, store=low.tree)
     low.close(place)
     _attach_tree(low, op, low.tree)
+
+
+def _clone_in_root(low: Lowering, op: m.MountTree) -> None:
+    """Emit a bind of a path in the container's root, which the program resolves after the earlier
+    mounts and without leaving the root."""
+    a, folder, done = low.a, low.a.label(), low.a.label()
+    place = low.beneath(op.source.lstrip("/") or ".")
+    flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
+    a.sys("open_tree", place, "", flags, store=low.tree)
+    a.sys("statx", place, "", EMPTY, f.STATX_TYPE, low.scratch)
+    low.close(place)
+    mode = a.field(low.scratch, f.STATX_FIELDS["mode"][0], 4)
+    a.compare(mode, "eq", f.S_IFDIR, mask=f.S_IFMT, true=folder)
+    _attach_tree(low, op.replace(directory=False), low.tree)
+    a.goto(done)
+    a.place(folder)
+    _attach_tree(low, op.replace(directory=True), low.tree)
+    a.place(done)
 
 
 def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:

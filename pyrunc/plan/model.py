@@ -264,6 +264,10 @@ class MountTree(Op):
     container's process clones `source` in its copy of the runtime's mounts, with the mounts below
     it if `recursive`. A symbolic link in `source` is then an error, because the path is already
     resolved.
+
+    `in_root`: `source` is a path in the container's root instead. The process resolves it there
+    after the earlier mounts; symbolic links cannot lead out of the root. Whether it is a directory
+    is seen only then, so `directory` has no meaning.
     """
 
     destination: str
@@ -277,6 +281,7 @@ class MountTree(Op):
     peer: bool = False
     propagation: tuple[int, ...] = ()
     recursive: bool = True
+    in_root: bool = False
 
 
 class MakeDevice(Op):
@@ -631,6 +636,8 @@ class RootfsFacts(Value):
     - `directories`: whether the mount's source is a directory
     - `sources`: absolute paths of the binds that the container's process clones itself; the other
       binds come as descriptors
+    - `root_sources`: paths in the container's root of the binds whose source is there and can be
+      below an earlier mount
     - `destinations`: real paths of destinations that are links to missing files
     - `modes`: the modes of directories that a tmpfs covers
 
@@ -650,6 +657,7 @@ class RootfsFacts(Value):
     null_stdio: tuple[int, ...] = ()
     devices: Mapping[str, str] = {}
     instances: tuple[str, ...] = ()
+    root_sources: Mapping[int, str] = {}
 
 
 class Plan(Value):

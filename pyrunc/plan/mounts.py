@@ -208,6 +208,16 @@ def is_bind(mount: Mount) -> bool:
     return mount.type == "bind" or "bind" in mount.options or "rbind" in mount.options
 
 
+def is_plain_bind(mount: Mount) -> bool:
+    """Tell whether the mount is a bind that is neither a remount nor id-mapped."""
+    return (
+        is_bind(mount)
+        and not is_remount(mount)
+        and not mount.uid_mappings
+        and not _options(mount).extensions
+    )
+
+
 def is_tree(mount: Mount) -> bool:
     """Tell whether the compiler can prepare the mount as a detached mount: a bind, an overlay, or a
     tmpfs that begins with a copy of the folder below it."""
@@ -250,10 +260,11 @@ def _plan_tree(
             f"mounts[{index}]: a bind mount takes no filesystem options:"
             f" {','.join(texts)} is ignored"
         )
+    own_source = facts.root_sources.get(index) or facts.sources.get(index)
     return MountTree(
         destination,
-        "" if index in facts.sources else f"tree:{index}",
-        facts.sources.get(index) or (mount.source if is_bind(mount) else mount.type),
+        "" if own_source else f"tree:{index}",
+        own_source or (mount.source if is_bind(mount) else mount.type),
         facts.directories.get(index, True),
         # A tmpfs becomes read-only late (`finishing`), because mount points may be made in it.
         options.set & ~_RO if mount.type == "tmpfs" else options.set,
@@ -263,6 +274,7 @@ def _plan_tree(
         peer,
         tuple(options.propagation),
         options.recursive,
+        index in facts.root_sources,
     )
 
 
@@ -298,14 +310,11 @@ def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     options, source = _options(mount), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
     return (
-        is_bind(mount)
-        and not is_remount(mount)
+        is_plain_bind(mount)
         and source.startswith("/")
         and not source.startswith("/proc/")
         and not _keeps_peers(options, linux)
         and not (private_copy and any(flags & abi.MS_SLAVE for flags in options.propagation))
-        and not options.extensions
-        and not mount.uid_mappings
         and linux.namespace("user") is None
     )
 

@@ -129,6 +129,7 @@ def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
 
 def _mount_tree(op: m.MountTree) -> str:
     words = _options(
+        "source in the root" if op.in_root else "",
         "peer" if op.peer else "",
         _changes(op.set, op.clear),
         ",".join(map(propagation, op.propagation)),

@@ -176,3 +176,49 @@ def test_read_only_and_masked_paths_are_protected(runtime: Runtime) -> None:
     )
     lines = run(runtime, script, **paths).ok().out.splitlines()
     assert [line.rpartition(": ")[2] for line in lines] == ["Read-only file system"] * 2
+
+
+def test_a_bind_of_a_path_in_the_root_shows_earlier_mounts(runtime: Runtime, data: Path) -> None:
+    """runc opens sources in the order of the mounts; its own tests build such trees."""
+    (data / "link").symlink_to("/../../sub")
+    (data / "sub" / "inner").write_text("inner\n")
+    root = runtime.rootfs
+    mounts = [
+        bind(data, "/tmp"),
+        bind(root / "tmp", "/home"),
+        {**bind(root / "tmp/file", "/mnt/file"), "options": ["bind"]},
+        bind(root / "tmp/sub", "/tmp/sub/deep"),
+        bind(root / "./tmp/../tmp/sub", str(root / "mnt/all")),
+        {**bind(root, "/mnt/root"), "options": ["rbind", "ro"]},
+    ]
+    script = (
+        "cat /home/file /mnt/file /tmp/sub/deep/inner /mnt/all/deep/inner"
+        " /mnt/root/tmp/sub/deep/inner; touch /mnt/root/x 2>&1; ls /proc/self/fd"
+    )
+    try:
+        result = run(runtime, script, *mounts).ok().out.split("\n")
+        assert result[:5] == ["content", "content", "inner", "inner", "inner"]
+        assert "Read-only" in result[5]
+        assert result[6:] == ["0", "1", "2", "3", ""]
+    finally:
+        for name in ("mnt/file", "mnt/all", "mnt/root", "mnt"):
+            place = root / name
+            if place.is_dir():
+                place.rmdir()
+            else:
+                place.unlink(missing_ok=True)
+
+
+def test_a_link_cannot_lead_a_bind_of_a_path_in_the_root_out_of_it(
+    runtime: Runtime, data: Path
+) -> None:
+    """runc follows such a link on the host, also when the container's files change meanwhile."""
+    if not runtime.is_pyrunc:
+        pytest.skip("the reference follows the link")
+    (data / "out").symlink_to("/")
+    mounts = [bind(data, "/tmp"), bind(runtime.rootfs / f"tmp/out/{data}", "/home")]
+    run(runtime, "cat /home/file", *mounts).fails("no such file")
+    mounts[1] = bind(runtime.rootfs / "tmp/out/etc", "/home")
+    assert run(runtime, "cat /home/passwd", *mounts).ok().out == (
+        (runtime.rootfs / "etc/passwd").read_text()
+    )
