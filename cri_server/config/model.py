@@ -335,7 +335,10 @@ class ContainersConfig(ConfigTable):
     ] = []
     container_annotations: Annotated[
         list[str],
-        explained("The same for annotations of containers, which kubelet and device plugins set."),
+        explained(
+            "Annotations of containers that are copied in the same way. kubelet and device plugins "
+            "set them."
+        ),
     ] = []
     cgroup_writable: Annotated[
         bool,

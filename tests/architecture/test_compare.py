@@ -8,7 +8,7 @@ from pathlib import Path
 
 TESTS = Path(__file__).parents[1]
 PAGE = TESTS.parent / "docs" / "compare.md"
-NONE = ("none", "not a node's business")
+NONE = ("none", "out of scope")
 
 
 def rows() -> list[list[str]]:
