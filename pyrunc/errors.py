@@ -105,7 +105,8 @@ class KernelError(Error):
 
     @classmethod
     def of(cls, error: OSError, call: str, subject: str, note: str = "") -> KernelError:
-        """Convert an OSError of the standard library, which has neither call nor subject."""
+        """Convert an OSError of the standard library. The caller passes `call` and `subject`,
+        because the OSError has neither."""
         return cls(call, subject, error.errno or 0, note)
 
     def _text(self) -> str:
@@ -161,14 +162,14 @@ class Unsupported(Error):
 
 
 class PeerError(Error):
-    """A registry, a CNI plugin or another program broke its contract."""
+    """A registry, a CNI plugin, a command or another process broke its contract."""
 
     kind = "peer"
 
 
 class Unavailable(PeerError):
-    """A process of ours that serves the request has ended: a shim, a zygote or a worker. A repeated
-    request may reach a new one."""
+    """The process of ours that serves the request has ended: a shim, a zygote or a worker. If the
+    caller repeats the request, a new process may serve it."""
 
     kind = "unavailable"
 
@@ -209,7 +210,7 @@ _BY_KIND: dict[str, type[Error]] = {
 
 
 def error_of(fields: ErrorFields) -> Error:
-    """Return the error of a JSON object that `to_fields` made; an unknown kind becomes a plain
+    """Return the error of a JSON object that `to_fields` made. An unknown kind becomes a plain
     `Error`."""
     kind, message = str(fields.get("kind", "")), str(fields.get("message", ""))
     if kind == InvalidSpec.kind:

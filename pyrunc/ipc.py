@@ -42,8 +42,8 @@ _IN_MEMFD = b"M"
 
 
 def encode(message: Message) -> bytes:
-    """Return the JSON text of `message`; strings may hold surrogate escapes (paths that are not
-    UTF-8)."""
+    """Return the JSON text of `message`. Strings may contain surrogate escapes, for paths that are
+    not UTF-8."""
     return jsontext.dumps(message).encode("ascii")
 
 
@@ -67,12 +67,12 @@ def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
 
 
 def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]] | None:
-    """Receive the next message and its descriptors, which the caller closes; None when the peer has
+    """Receive the next message and its descriptors, which the caller closes. None when the peer has
     closed the connection.
 
-    Raises PeerError for a packet that is not such a message, or that has more than `fds_limit`
-    descriptors. With a limit of 0 this includes long messages, whose text is in a memfd. Raises
-    BlockingIOError when a non-blocking socket has no message.
+    Raises BlockingIOError when a non-blocking socket has no message. Raises PeerError for a
+    malformed packet, and for more than `fds_limit` descriptors. A long message needs one for the
+    memfd of its text, so a limit of 0 refuses it.
     """
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:
@@ -128,7 +128,7 @@ def open_memory(name: str, content: bytes) -> int:
 
 
 def read_memory(memory: int) -> bytes:
-    """Read all of a descriptor's file, whatever its offset. Raises PeerError above
+    """Read all of a memfd, whatever the descriptor's offset. Raises PeerError above
     `MESSAGE_LIMIT_BYTES`."""
     size = os.fstat(memory).st_size
     if size > MESSAGE_LIMIT_BYTES:

@@ -1,9 +1,9 @@
 """Reads and writes JSON without importing `json`, which imports `re` and `enum` and takes 8 ms,
 more than a whole `pyrunc state`.
 
-The scanner and the encoder are the C functions of the standard library. Values that they do not
-take (a broken text, a float that is not finite) are passed to `json`, which raises the error. Texts
-are compact and ASCII; surrogate escapes survive.
+The scanner and the encoder are the C functions of the standard library. Values that they refuse (a
+broken text, a float that is not finite) are passed to `json`, which raises the error. Texts are
+compact and ASCII. Surrogate escapes survive.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Records: the messages between our processes and the files that they write, each with one class
-for both ends.
+"""Base classes of the messages between our processes and of the JSON files that they write. Each
+message and file has one class, with which both ends write and read it.
 
-A record travels as a JSON object of its fields. The other end may be older or newer: unknown fields
-are ignored, and a field that an older version lacks has a default. A field's annotation is its
-type: `int`, `float`, `bool`, `str`, `Id` (a name without a slash), `AbsolutePath`, another record,
-`Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (any JSON object), `Any`.
+An object is written as a JSON object of its fields. The other end may be older or newer: unknown
+fields are ignored, and a field that an older version lacks has a default. A field's annotation is
+its type: `int`, `float`, `bool`, `str`, `Id` (a name without a slash), `AbsolutePath`, another
+`Record` class, `Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (any JSON object), `Any`.
 
 msgspec is not used here, because it imports `re` and `typing`, which costs every shim and every
 `pyrunc` memory and time (docs/tried.md has the figures).
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
 
 
 class Record(Value):
-    """A value that can be written as a JSON object and read from one."""
+    """A value that can be written as a JSON object and read from one. Base class of messages and of
+    parts of files."""
 
     def to_fields(self) -> Message:
-        """Return the JSON object. Fields whose default is None are left out while they are None."""
+        """Return the fields as a JSON object. A field with the default None is left out while it is
+        None."""
         fields = {}
         for name, default, holds_records in _shape_of(type(self)).written:
             value = getattr(self, name)
@@ -47,8 +49,8 @@ class Record(Value):
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], error: type[Error] = InvalidArgument) -> Self:
-        """Return the record of a JSON object. Raises `error` with the path of the field that is
-        missing or of another type."""
+        """Build an object of this class from a JSON object. Raises `error` with the path of a field
+        that is missing or of another type."""
         try:
             return cls._read(fields)
         except _WrongField as wrong:
@@ -56,7 +58,8 @@ class Record(Value):
 
     @classmethod
     def _read(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the record of a JSON object. Raises _WrongField, which `of` converts."""
+        """Build an object of this class from a JSON object. Raises _WrongField, which `of`
+        converts."""
         values = []
         for name, read, expected, default in _shape_of(cls).fields:
             value = fields.get(name, _MISSING)
@@ -75,17 +78,17 @@ class Record(Value):
 
     @classmethod
     def label(cls) -> str:
-        """Return the name of the record for errors."""
+        """Return the name of this class for errors."""
         return cls.__name__
 
 
 class Request(Record):
-    """A request. `call` is the name by which the other end knows it."""
+    """A request to another process. `call`: the request's name in the message."""
 
     call = ""
 
     def to_message(self) -> Message:
-        """Return the JSON object that is sent, without the request's number."""
+        """Return the request as the JSON object that is sent, without the request's number."""
         return {"call": self.call, **self.to_fields()}
 
     @classmethod
@@ -94,21 +97,25 @@ class Request(Record):
 
 
 class RecordFile(Record):
-    """A record that is the file `name` of a folder; an earlier version may have called it
-    `earlier_name`."""
+    """The content of the JSON file `name` in a folder. `earlier_name`: the file's name in an
+    earlier version; may be empty."""
 
     name = earlier_name = ""
 
     def write(self, folder: str | os.PathLike[str], *, durable: bool = False) -> None:
-        """Write the record's file in `folder`. `durable`: the file also survives a power cut.
-        Raises OSError."""
+        """Write the file in `folder`. `durable`: the file also survives a power cut. Raises
+        OSError."""
         atomic_file.write_json(f"{folder}/{self.name}", self.to_fields(), durable=durable)
 
     @classmethod
     def read(cls, folder: str | os.PathLike[str]) -> Self:
-        """Read the record's file in `folder`. Raises NotFound if there is no file, DamagedRecord if
-        its content is wrong (the message names a missing or wrong field), NewerRecord if a newer
-        version has written it, OSError."""
+        """Read the file in `folder`. Raises:
+
+        - NotFound if there is no file
+        - DamagedRecord if its content is wrong; the message names a missing or wrong field
+        - NewerRecord if a newer version has written it
+        - OSError
+        """
         try:
             content = atomic_file.read_json(f"{folder}/{cls.name}")
         except NotFound:
@@ -123,20 +130,20 @@ class RecordFile(Record):
 
 
 class _WrongField(Exception):
-    """A field that cannot be read. `path` leads to it from the record that is read."""
+    """A field cannot be read. `path`: the field's path in the object that is read."""
 
     def __init__(self, path: str, problem: str) -> None:
         self.path, self.problem = path, problem
 
     def below(self, name: str) -> _WrongField:
-        """Return the same error with a path that begins at the field `name` (or `name[index]`) of
-        the enclosing record."""
+        """Return the same error with a path that begins in the enclosing object. `name`: the
+        enclosing object's field, as `name` or `name[index]`."""
         dot = "" if self.path.startswith("[") else "."
         return _WrongField(f"{name}{dot}{self.path}", self.problem)
 
 
 class _RecordFields:
-    """How the fields of a class of records are read and written."""
+    """How the fields of a Record class are read and written."""
 
     __slots__ = ("fields", "written")
 
@@ -157,8 +164,8 @@ _shapes: dict[type[Record], _RecordFields] = {}
 
 
 def _shape_of(kind: type[Record]) -> _RecordFields:
-    """Return how the fields of a class are read and written. Computed at first use, when the
-    records that its annotations name exist."""
+    """Return how the fields of a Record class are read and written. This is computed at the first
+    use, because only then all classes exist that the annotations name."""
     shape = _shapes.get(kind)
     if shape is None:
         shape = _shapes[kind] = _RecordFields(kind)
@@ -173,7 +180,7 @@ def _words(text: str) -> list[str]:
 
 
 def _to_json(value: Any) -> Any:
-    """Return a field's value with its records as JSON objects."""
+    """Return a field's value with each Record in it as a JSON object."""
     if isinstance(value, Record):
         return value.to_fields()
     if isinstance(value, dict):
@@ -183,7 +190,7 @@ def _to_json(value: Any) -> Any:
 
 def _reader(text: str, kind: type[Record]) -> tuple[Read, str]:
     """Return the function that reads a value of this annotation, and a description of the type.
-    Raises TypeError for an annotation that a record cannot have."""
+    Raises TypeError for an annotation that a Record class cannot have."""
     if text.endswith(" | None"):
         read, expected = _reader(text.removesuffix(" | None"), kind)
         return (lambda value: None if value is None else read(value)), expected
@@ -229,8 +236,8 @@ def _object_of(read: Read, expected: str) -> Read:
 
 
 def _read_item(read: Read, expected: str, place: str, item: Any) -> None:
-    """Check one item of a list or object: if `item` cannot be read, raise _WrongField with `place`
-    (`[index]` or `[key]`)."""
+    """Check one item of a list or object. If `item` cannot be read, raise _WrongField with `place`
+    (`[index]` or `[key]`) as the path."""
     try:
         read(item)
     except _WrongField as inner:

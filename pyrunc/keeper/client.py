@@ -1,5 +1,5 @@
-"""The client of `pyrunc-keeper`, and its start. pause/keeper.c documents the messages. Calls block,
-without asyncio: one takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
+"""The client of the keeper, and the keeper's start. pause/keeper.c documents the messages. Calls
+block, without asyncio: a call takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
 
 A client connects at its first call, and again when a new keeper has replaced the old one. The new
 keeper does not have what the old one stored.
@@ -67,15 +67,15 @@ _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)
 
 
 class StoredEntry(Value):
-    """An entry of the keeper: data that was stored under a name, and copies of the descriptors that
-    were stored with it, which the caller closes."""
+    """An entry of the keeper, which was stored under a name. The caller closes `fds`, which are
+    copies of the stored descriptors."""
 
     data: bytes
     fds: list[int]
 
     def read(self, kind: type[Stored]) -> tuple[Stored, list[int]]:
-        """Parse the data as a record of class `kind`; return the record and the descriptors. If the
-        data is not such a record, close the descriptors and raise PeerError."""
+        """Parse the data as an object of class `kind`; return the object and the descriptors. If
+        the data is malformed, close the descriptors and raise PeerError."""
         try:
             return kind.of(jsontext.loads(self.data), PeerError), self.fds
         except BaseException as error:
@@ -86,8 +86,8 @@ class StoredEntry(Value):
 
 
 class OrphanExit(Value):
-    """How a process ended. `status`: its wait status (wait(2)); `time_ns`: when, as wall-clock time
-    in ns."""
+    """How a process ended. `status`: its wait status (wait(2)); `time_ns`: wall-clock time of the
+    end in ns."""
 
     status: int
     time_ns: int
@@ -123,9 +123,13 @@ class _Request:
         process: tuple[int, int] = (0, 0),
         status: int = 0,
     ) -> None:
-        """Build the packet of the call with the number `call`. `process`: pid and start time of the
-        process that the call is about. `status`: the wait status of that process. `count`: a
-        number whose meaning depends on the call (pause/keeper.c)."""
+        """Build the packet of a call.
+
+        - `call`: the call's number
+        - `process`: pid and start time of the process that the call is about
+        - `status`: the wait status of that process
+        - `count`: a number whose meaning depends on the call (pause/keeper.c)
+        """
         pid, start_time = process
         encoded = name.encode()
         head = MESSAGE.pack(VERSION, call, len(encoded), 0, pid, status, count, start_time, 0)
@@ -136,11 +140,13 @@ class _Request:
 
 
 class Keeper:
-    """A client of the keeper in a folder. Use from one thread.
+    """A client of the keeper in a folder. Not thread-safe.
 
-    Every method raises Unavailable when no keeper answers, Unsupported for a keeper of another
-    version, and KernelError for a request that the keeper refuses, for example because its store is
-    full.
+    Every method raises:
+
+    - Unavailable when no keeper answers
+    - Unsupported for a keeper of another version
+    - KernelError when the keeper refuses the request, for example because its store is full
     """
 
     def __init__(
@@ -149,11 +155,11 @@ class Keeper:
         timeout_s: float = TIMEOUT_S,
         on_close: Callable[[int], object] | None = None,
     ) -> None:
-        """Prepare a client, which connects at its first call. `on_close` is called with the
-        socket's number before the socket is closed.
+        """Make a client, which connects at its first call.
 
-        A caller with `on_close` connects again itself: a call on a broken connection raises
-        Unavailable. Without `on_close`, the call is repeated on a new connection.
+        `on_close` is called with the socket's number before the socket is closed. With `on_close`,
+        a call on a broken connection raises Unavailable, and the next call connects again. Without
+        `on_close`, such a call is repeated on a new connection.
         """
         self.folder = os.fspath(folder)
         self._timeout_s, self._on_close = timeout_s, on_close
@@ -179,12 +185,12 @@ class Keeper:
         return self._ask(_Request(HELLO)).pid
 
     def put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Store the data and copies of the descriptors under `name`, in place of an earlier entry
-        with this name. The caller's descriptors stay open."""
+        """Store the data and copies of the descriptors under `name`. Replaces an earlier entry of
+        this name. The caller's descriptors stay open."""
         self._ask(_Request(PUT, name, data, fds))
 
     def post_put(self, name: str, data: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a `put` without waiting for the answer; the keeper carries it out even if this
+        """Send a `put` without waiting for the answer. The keeper carries it out even if this
         process is killed now.
 
         If the keeper refuses it, the next `collect` returns the errno. `post_put`, `post_drop` and
@@ -197,9 +203,12 @@ class Keeper:
         self._post(_Request(DROP, name, count=_QUIET))
 
     def post_note(self, pid: int, start_time: int, status: int) -> None:
-        """Have the keeper store how a child of ours ended, without waiting for the answer: `status`
-        is the child's wait status (wait(2)). Call this before the child is reaped. If this process
-        dies, the shim that takes over reads the status by `exit_of`."""
+        """Tell the keeper how our child `pid` ended, without waiting for the answer. `status`: the
+        child's wait status (wait(2)).
+
+        The caller must not reap the child before this call. If this process dies, the shim that
+        takes the pod over gets the status by `exit_of`.
+        """
         self._post(_Request(NOTE, process=(pid, start_time), status=status, count=_QUIET))
 
     def collect(self) -> list[int]:
@@ -241,10 +250,10 @@ class Keeper:
     def start(
         self, arguments: Sequence[str], environment: Mapping[str, str], fds: Mapping[int, int]
     ) -> tuple[int, int]:
-        """Start a program as a child of the keeper, in its own session. Return its pid and a pidfd,
-        which the caller closes. `fds`: descriptor number in the program -> our number.
+        """Execute a command as a child of the keeper, in a new session. Return its pid and a pidfd,
+        which the caller closes. `fds`: descriptor number in the new process -> our number.
 
-        A program that cannot be executed exits with code 127.
+        If the command cannot be executed, the new process exits with code 127.
         """
         words = [*arguments, *(f"{name}={value}" for name, value in environment.items())]
         strings = b"".join(os.fsencode(word) + b"\0" for word in words)
@@ -255,13 +264,13 @@ class Keeper:
 
     def exit_of(self, pid: int, start_time: int) -> OrphanExit | None:
         """Return how a process ended: an orphan that the keeper has reaped, or a process that
-        `post_note` reported. None if the keeper has no record of the exit, or no longer has it."""
+        `post_note` reported. None if the keeper does not know the exit, or no longer stores it."""
         answer = self._ask_for_entry(_Request(EXIT, process=(pid, start_time)))
         return None if answer is None else OrphanExit(answer.status, answer.time_ns)
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:
-        """Send a request and return the keeper's answer; None when the keeper has no entry or exit
-        record for it (ENOENT)."""
+        """Send a request and return the keeper's answer. None when the keeper has no such entry or
+        exit (ENOENT)."""
         try:
             return self._ask(request)
         except KernelError as error:
@@ -403,8 +412,8 @@ def end(folder: str | os.PathLike[str]) -> None:
 
 
 def _spawn(folder: str) -> int:
-    """Start the keeper's program, which forks into the background; return the exit code of its
-    first process."""
+    """Start the executable `pyrunc-keeper`, which forks into the background. Return the exit code
+    of its first process."""
     try:
         pid = os.posix_spawn(
             PROGRAM, ["pyrunc-keeper", folder], os.environ, setsigmask=[], setsigdef=_CATCHABLE

@@ -1,2 +1,2 @@
-"""Calls to Linux: one facility per file, with the manual pages' names and argument order, and
-without policy."""
+"""Calls to Linux, one facility per file. The functions have the names and the argument order of the
+manual pages, and make no decisions."""

@@ -1,8 +1,9 @@
-"""Loads device programs and attaches them to cgroups, by bpf(2).
+"""Loads device filters, which are eBPF programs of the kernel, and attaches them to cgroups by
+bpf(2).
 
-Source: bpf(2), include/uapi/linux/bpf.h. A program lives as long as it is attached, so its
-descriptor is closed here at once. An access must be allowed by all programs of a group, so new
-rules replace the earlier program.
+Source: bpf(2), include/uapi/linux/bpf.h. A filter lives as long as it is attached, so its
+descriptor is closed here at once. An access must be allowed by all filters of a group, so new rules
+replace the earlier filter.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _CACHED_AT_MOST = 16
 
 
 def cache_programs() -> None:
-    """Make this process keep loaded device programs open, so that it need not load and verify the
-    same rules again for another group. For a process that makes many groups."""
+    """Make this process keep the descriptors of loaded device filters. It then need not load and
+    verify the same rules again for another group. For a process that makes many groups."""
     global _cached
     _cached = {}
 
 
 def replace_device_program(group_fd: int, program: bytes) -> None:
-    """Make `program` (eBPF instructions) the only device filter of the group. Raises KernelError,
+    """Make `program` (eBPF instructions) the only device filter of the group. Raises KernelError
     with the verifier's log."""
     new = _open_cached(program) if _cached is not None else open_device_program(program)
     try:
@@ -68,8 +69,8 @@ def _open_cached(program: bytes) -> int:
 
 
 def open_device_program(program: bytes) -> int:
-    """Load and verify the program; returns its descriptor, which the caller closes. Raises
-    KernelError."""
+    """Load and verify the device filter `program` (eBPF instructions). Returns its descriptor,
+    which the caller closes. Raises KernelError."""
     code = call.buffer(program)
     count = len(program) // INSTRUCTION.size
     try:
@@ -105,9 +106,9 @@ def _attached(group_fd: int) -> list[int]:
 
 
 def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
-    """Replace the attached program with id `old_id` by the program `new` atomically
-    (BPF_F_REPLACE). False when the kernel refuses, for example because the old program has other
-    flags."""
+    """Replace the attached filter with the id `old_id` by the filter `new` in one step
+    (BPF_F_REPLACE). False when the kernel refuses, for example because the old filter was attached
+    with other flags."""
     try:
         old = _open_by_id(old_id)
     except KernelError:

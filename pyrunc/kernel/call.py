@@ -1,9 +1,10 @@
-"""Makes raw system calls by name; an errno becomes a `KernelError` that names the call and its
+"""Makes raw system calls by name. An errno becomes a `KernelError` that names the call and its
 object.
 
-`syscall` does not depend on which calls the C library wraps. Pointers are passed as bytes, which
-the kernel reads, or as a `buffer`, which the kernel writes. The program `pyrunc` (cli/front.c) has
-its own function for the call; other interpreters use ctypes, which takes 3 ms to load.
+`syscall` can make calls that the C library does not wrap. Pointers are passed as bytes, which the
+kernel reads, or as a `buffer`, which the kernel writes. The interpreter of the executable `pyrunc`
+(cli/front.c) has a built-in function for the call. Other interpreters use ctypes, which takes 3 ms
+to load.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ def syscall(name: str, subject: str, *args: Argument) -> int:
 
 
 def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
-    """Return a path as bytes for the kernel. Raises KernelError (EINVAL) for a path with a NUL, at
-    which the kernel would cut it."""
+    """Return a path as bytes for the kernel. Raises KernelError (EINVAL) for a path with a NUL,
+    where the kernel would cut the path."""
     raw_path = os.fsencode(path)
     if b"\0" in raw_path:
         raise KernelError("path", repr(path), errno.EINVAL, "NUL character")
@@ -57,8 +58,8 @@ def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
 
 
 def buffer(content: int | bytes) -> bytearray:
-    """Return memory for a system call to write into: `content` zero bytes if it is a number, else a
-    copy of the bytes. `address` returns the memory's address."""
+    """Return memory into which a system call can write: `content` zero bytes if it is a number,
+    else a copy of the bytes. `address` returns the memory's address."""
     return bytearray(content)
 
 

@@ -1,4 +1,5 @@
-"""Reads and writes the cgroup v2 tree: finds its mount point, and accesses one file of one group.
+"""Reads and writes the cgroup v2 tree: finds its mount point, and reads or writes one file of one
+group.
 
 A group is named by its directory's absolute path. File names come from configurations (`unified`
 keys, huge page sizes), so a name that leads out of the group is refused. A plain open is safe,
@@ -192,8 +193,7 @@ def make(directory: str) -> bool:
 
 
 def is_ours(directory: str) -> bool:
-    """Tell whether `make` created the group. An empty parent group may be removed only if this is
-    so."""
+    """Tell whether `make` created the group. Only then may an empty parent group be removed."""
     try:
         return os.getxattr(directory, MARK) == b"1"
     except OSError:
@@ -201,8 +201,8 @@ def is_ours(directory: str) -> bool:
 
 
 def remove(directory: str) -> bool:
-    """Remove the group (rmdir); False while something is inside (EBUSY), True when the group is
-    gone. Raises KernelError."""
+    """Remove the group (rmdir). True when the group is gone, False while it is in use (EBUSY).
+    Raises KernelError."""
     try:
         os.rmdir(directory)
     except FileNotFoundError:
@@ -216,7 +216,7 @@ def remove(directory: str) -> bool:
 
 
 def children(directory: str) -> list[str]:
-    """Return the directories of the groups right below; none when the group is gone."""
+    """Return the directories of the groups right below the group. Empty when the group is gone."""
     try:
         with os.scandir(directory) as entries:
             return [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -227,13 +227,12 @@ def children(directory: str) -> list[str]:
 
 
 def walk(directory: str) -> Iterator[tuple[int, str]]:
-    """Walk a group and all groups below it, without paths or recursion, because a container with a
-    delegated tree can nest groups deeper than both allow.
+    """Walk a group and all groups below it. A container with a delegated tree can nest groups
+    deeper than paths or recursion allow, so neither is used.
 
-    Yields each group twice: as (its own descriptor, "") before the groups below it, and as (its
-    parent's descriptor, its name) after them. `directory` itself is yielded only the first way. A
-    descriptor is valid until the next item. Yields nothing when `directory` is gone. Raises
-    KernelError.
+    Yields the descriptor of each group and "" before the groups below it. Yields the descriptor of
+    its parent and the group's name after them, except for `directory` itself. A descriptor is valid
+    until the next item. Yields nothing when `directory` is gone. Raises KernelError.
     """
     try:
         current = os.open(directory, _FOLDER)
@@ -295,7 +294,7 @@ def remove_below(directory: str) -> bool:
 
 
 def wait_event(directory: str, key: str, value: int, timeout_s: float) -> bool:
-    """Wait until `key` of cgroup.events has `value` (or the group is gone); False after `timeout_s`
+    """Wait until `key` of cgroup.events has `value`, or the group is gone. False after `timeout_s`
     seconds."""
     deadline = time.monotonic() + timeout_s
     try:

@@ -1,8 +1,8 @@
 """Copies a folder with all below it: owners, modes, times, hard links, extended attributes, holes,
 devices and pipes.
 
-Both sides are walked by descriptors, and no symbolic link is followed. The source may hold
-anything, but must not change meanwhile, and no other user may have access to the target.
+Both sides are walked by descriptors, and no symbolic link is followed. The source may contain any
+kind of file, but must not change during the copy. No other user may have access to the target.
 """
 
 from __future__ import annotations
@@ -31,8 +31,12 @@ _ATTRIBUTES = ("security.capability", "system.posix_acl_access", "system.posix_a
 
 
 class _FolderCopy:
-    """A folder that is being copied. `source`, `copy`: descriptors of the folder and of its copy;
-    `path`: its path beneath the target; `names`: what is still to be copied."""
+    """A folder that is being copied.
+
+    - `source`, `copy`: descriptors of the folder and of its copy
+    - `path`: the folder's path beneath the target
+    - `names`: names in the folder that are not copied yet
+    """
 
     __slots__ = ("copy", "names", "path", "source")
 
@@ -55,7 +59,7 @@ def _ignore(_: int) -> None:
 
 
 def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -> None:
-    """Copy content and attributes of the folder `source` to the empty folder `target`; the caller
+    """Copy content and attributes of the folder `source` to the empty folder `target`. The caller
     closes both descriptors. Raises OSError, KernelError.
 
     `tick(size)` is called before each file and folder, and before each piece of at most 1 MiB of
@@ -87,8 +91,8 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
 def _copy(
     folder: _FolderCopy, name: str, target: int, copied: Copied, tick: Callable[[int], None]
 ) -> None:
-    """Copy a file, symbolic link, device or pipe. A hard link to a file that was copied before
-    becomes a hard link of the copy."""
+    """Copy a file, symbolic link, device or pipe. If it is a hard link to a file that was copied
+    before, make a hard link to that copy."""
     status = os.lstat(name, dir_fd=folder.source)
     identity = (status.st_dev, status.st_ino)
     if identity in copied:

@@ -1,4 +1,4 @@
-"""Tells as which user this process runs: the machine's root, root of a user namespace only, or an
+"""Finds out which user runs this process: the machine's root, root of a user namespace only, or an
 ordinary user.
 
 Source: user_namespaces(7). The initial user namespace is recognised by its inode number. Its id map
@@ -33,8 +33,8 @@ def outer_uid() -> int:
 
 
 def id_map(path: str) -> list[list[int]]:
-    """Read a map of a user namespace (`/proc/PID/uid_map` or `gid_map`). Each row is the first id
-    inside, the first id outside, and how many ids follow one another. Raises OSError."""
+    """Read a map of a user namespace (`/proc/PID/uid_map` or `gid_map`). Each row is [first id
+    inside, first id outside, number of ids]. Raises OSError."""
     with open(path, "rb", buffering=0) as file:
         lines = (file.readall() or b"").splitlines()
     return [[int(word) for word in line.split()] for line in lines]

@@ -4,11 +4,11 @@ moment.
 Linux 6.15 can clone a detached mount, and use it as a layer of an overlay. Older kernels require
 that the mount is attached in the caller's mount namespace. Before Linux 6.7, overlayfs takes all
 layers in one option string. So the functions here enter the namespace in which the mount is
-attached, or make a private one, and then return.
+attached, or a new private one, and then return to the caller's.
 
-Only a single-threaded process can enter another mount namespace (setns(2)); the runtime's processes
-are single-threaded. Any thread can make a private one, but from then on has its own root and
-working directory (unshare(2)).
+Only a single-threaded process can enter another mount namespace (setns(2)). The runtime's processes
+are single-threaded. Any thread can make a private one, but from then on the thread has a separate
+root and working directory (unshare(2)).
 """
 
 from __future__ import annotations
@@ -62,9 +62,12 @@ def open_clone_of(mount_fd: int, namespace: str) -> int:
 
 
 def open_folder(mount_fd: int, place: str, path: str) -> int:
-    """Return a detached clone of one directory of a detached mount. `path`: the directory in the
-    mount, without symbolic links. `place`: a directory to which the mount is attached meanwhile, in
-    a private mount namespace. Raises KernelError."""
+    """Return a detached clone of one directory of a detached mount. Raises KernelError.
+
+    - `place`: a directory at which the mount is attached for this call, in a private mount
+      namespace
+    - `path`: the directory in the mount, without symbolic links
+    """
     with _in_mount_namespace():
         kernel_mount.move_mount(mount_fd, place)
         return kernel_mount.open_tree(AT_FDCWD, os.path.join(place, path), OPEN_TREE_CLONE)
@@ -80,10 +83,10 @@ def open_overlay(
     """Mount an overlay by mount(2) and return it detached. Layers are named relative to their
     common folder, because the options of mount(2) must fit a page. Raises KernelError.
 
-    - `lower`: the layers' paths, top first.
-    - `mapped`: for each layer a detached, idmapped mount, or nothing at all. The mount is attached
-      over the layer's path in a private mount namespace, and becomes the layer.
-    - `flags`: options without a value, and SELinux's `context`.
+    - `lower`: the layers' paths, top first
+    - `mapped`: empty, or a detached, idmapped mount for each layer. The mount is attached over the
+      layer's path in a private mount namespace, and becomes the layer.
+    - `flags`: options without a value, and SELinux's `context`
     """
     folder = os.path.commonpath([os.path.dirname(path) for path in lower])
     names = [_escaped(os.path.relpath(path, folder)) for path in lower]

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 
 def open_erofs(source: int, devices: Sequence[int]) -> int:
-    """Mount the EROFS image in the file `source` read-only, with the data of its device table in
-    the files `devices`. Returns the detached mount. The caller may then close its descriptors.
+    """Mount the EROFS image in the file `source` read-only; return the detached mount. `devices`:
+    the data files, in the order of the image's device table. The caller may then close its
+    descriptors.
 
     EROFS needs a file system with `read_folio` for `source` (erofs_fc_get_tree), which tmpfs lacks.
     So an image on a tmpfs is first copied to a ramfs. Raises KernelError: ENODEV without EROFS,
@@ -45,8 +46,8 @@ def _open_erofs(source: int, devices: Sequence[int]) -> int:
 
 
 def _open_copy(source: int) -> int:
-    """Copy the file's content, with its holes, to a ramfs. Returns a descriptor of the copy; the
-    ramfs ends with its last descriptor."""
+    """Copy the file's content, with its holes, to a ramfs. Returns a descriptor of the copy. The
+    ramfs exists until the last copy of this descriptor is closed."""
     # Detached, so the copy ends with the mount of the image, which holds the file open.
     with closing_fd(kernel_mount.open_mount("ramfs")) as memory:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)
@@ -88,9 +89,9 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
 
 
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
-    """Check that the files are sealed by fs-verity with these digests, in the same order; the
-    kernel then fails reads of changed blocks. Without digests, or for an empty digest, nothing is
-    checked. Raises DamagedRecord, KernelError."""
+    """Raise DamagedRecord unless the files are sealed by fs-verity with these digests, in the same
+    order. The kernel then refuses to read changed blocks. Without digests, and for an empty digest,
+    nothing is checked. Raises KernelError."""
     for fd, digest in zip(fds, digests, strict=bool(digests)):
         if digest and (measured := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))

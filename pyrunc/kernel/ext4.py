@@ -10,7 +10,7 @@ subfolder's name selects the block group for all that is made in the subfolder. 
 few such inodes. After the removal of 3,000 pods, making a pod's files takes 0.2 to 0.5 of the time
 without `T`.
 
-With a journal the kernel does not look for recently deleted inodes. `T` would then save no time,
+With a journal the kernel does not look for recently deleted inodes. There `T` would save no time,
 and 1.3 times as many bytes would be written.
 """
 
@@ -28,8 +28,8 @@ _FLAGS = Struct("=I")
 
 def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
     """Set the attribute `T` of a folder on an ext4 without a journal, by FS_IOC_SETFLAGS. The
-    folder can be removed as before. Returns False for a folder on another file system, or where the
-    kernel refuses the attribute. Raises OSError for a folder that cannot be opened."""
+    folder can be removed as before. Returns False on another file system, and where the kernel
+    refuses the attribute. Raises OSError for a folder that cannot be opened."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not _is_without_journal(os.fstat(descriptor).st_dev):
@@ -45,8 +45,8 @@ def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
 
 
 def _is_without_journal(device: int) -> bool:
-    """Tell whether the file system on the block device is an ext4 without a journal. Raises OSError
-    if it is no ext4. Source: `journal_task` in sysfs."""
+    """Tell whether the ext4 on the block device has no journal. Raises OSError if the file system
+    is not ext4. Source: `journal_task` in sysfs."""
     block = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
     with open(f"/sys/fs/ext4/{block}/journal_task", encoding="ascii") as file:
         return file.read().strip() == "<none>"

@@ -1,5 +1,5 @@
-"""Converts errors of files on a disk to messages for the node's owner, which name the file system
-and the exhausted resource: space, inodes or a quota."""
+"""Converts errors of files on a disk to errors for the node's owner. Their messages name the file
+system and the exhausted resource: space, inodes or a quota."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class disk_errors(kernel_errors):
 
 def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | KernelError:
     """Return a ResourceExhausted for ENOSPC and EDQUOT, else a KernelError of `call`. The message
-    names the file of `error` if that is an absolute path, else `path`."""
+    names the file of `error`; if that is no absolute path, it names `path`."""
     named = error.filename
     place = named if isinstance(named, str) and os.path.isabs(named) else path
     if error.errno in FULL:
@@ -33,8 +33,8 @@ def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | Kern
 
 
 def reason(number: int, path: str) -> str:
-    """Return a text that says which resource is exhausted at `path`, which need not exist.
-    `number`: ENOSPC or EDQUOT. For ENOSPC, statfs(2) tells whether space or inodes are
+    """Return a text that names the resource that is exhausted at `path`, which need not exist.
+    `number`: ENOSPC or EDQUOT. For ENOSPC, statfs(2) shows whether space or inodes are
     exhausted."""
     if number == EDQUOT:
         return f"the disk quota on the file system of {path} is used up"

@@ -51,9 +51,9 @@ _CALLS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
 
 
 def reset_inherited() -> None:
-    """Reset the inherited attributes of the calling process to the kernel's defaults. An attribute
-    that this kernel does not have, or that may not be changed (EINVAL, ENOSYS, EPERM), stays as it
-    is. Raises KernelError."""
+    """Reset the inherited attributes of the calling process to the kernel's defaults. Skips an
+    attribute that this kernel lacks (EINVAL, ENOSYS) or does not let us change (EPERM). Raises
+    KernelError."""
     _unless_refused(_reset_scheduling)
     _unless_refused(_reset_core_dumps)
     for arguments in _CALLS:

@@ -1,5 +1,5 @@
-"""Makes system calls by ctypes and the C library's syscall(2), for a Python interpreter other than
-that of the executable `pyrunc`. That one has the same functions in its built-in module `_pyrunc`
+"""Makes system calls by ctypes and the C library's syscall(2), for an ordinary Python interpreter.
+The interpreter in the executable `pyrunc` has the same functions in its built-in module `_pyrunc`
 (cli/front.c)."""
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _long, _pointer = ctypes.c_long, ctypes.c_void_p
 
 
 def call(number: int, *args: int | bytes | bytearray | None) -> int:
-    """Make a system call; returns its result, or the negative errno. None is passed as a null
-    pointer, bytes and bytearrays by their address."""
+    """Make a system call. Returns its result, or the negative errno. None becomes a null pointer;
+    bytes and bytearrays are passed by their address."""
     # ctypes passes a plain int to a variadic function as a C int, which has 32 bits.
     values: list[object] = [_long(number)]
     for arg in args:
@@ -35,8 +35,8 @@ def call(number: int, *args: int | bytes | bytearray | None) -> int:
 
 
 def address(buffer: bytearray) -> int:
-    """Return the address of the buffer's first byte. The caller keeps the buffer alive and does not
-    resize it as long as the address is used."""
+    """Return the address of the buffer's first byte. While the address is in use, the caller must
+    keep the buffer alive and must not resize it."""
     return ctypes.addressof(_in_place(buffer))
 
 

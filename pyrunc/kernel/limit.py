@@ -22,8 +22,8 @@ def number(name: str) -> int:
 def prlimit(
     pid: int, name: str, soft: int | None = None, hard: int | None = None
 ) -> tuple[int, int]:
-    """Return the soft and hard limit of a process by prlimit(2). If `soft` and `hard` are passed,
-    set them, and return the previous ones. `pid` 0: this process. -1 stands for no limit."""
+    """Return the soft and hard limit of a process by prlimit(2). With `soft` and `hard`, set these
+    limits and return the earlier ones. `pid` 0: this process. -1 stands for no limit."""
     new = (
         None
         if soft is None or hard is None

@@ -101,10 +101,14 @@ class Routing:
         namespace_fd: int = -1,
         what: str = "",
     ) -> None:
-        """Change a link by one RTM_NEWLINK. Each flag (IFF_…) in `mask` is set if it is in `flags`
-        too, else cleared; other flags stay. `name`: the link's new name, in which `%d` becomes the
-        first free number. `namespace_fd`: the network namespace to which the link moves. `what`
-        names the change in an error's text. Raises KernelError."""
+        """Change the link with number `index` by one RTM_NEWLINK. Raises KernelError.
+
+        - `flags`, `mask`: each flag (IFF_…) in `mask` is set if it is in `flags` too, else cleared.
+          Other flags stay.
+        - `name`: the link's new name, in which `%d` becomes the first free number
+        - `namespace_fd`: the network namespace to which the link moves
+        - `what`: the change, for an error's text
+        """
         attributes: Attributes = []
         if namespace_fd >= 0:
             attributes.append((IFLA_NET_NS_FD, namespace_fd.to_bytes(4, "little")))
@@ -120,9 +124,11 @@ class Routing:
         return [a for a in map(RawLinkAddress, answers) if a.link == index]
 
     def add_address(self, index: int, address: RawLinkAddress, what: str) -> None:
-        """Add an address to the link with number `index`. `address` may be that of another link,
-        also in another namespace. `what` names the address in an error's text. Raises
-        KernelError."""
+        """Add an address to the link with number `index`. Raises KernelError.
+
+        - `address`: may come from another link, also in another namespace
+        - `what`: the change, for an error's text
+        """
         header = _ADDRESS.pack(
             address.family, address.prefix_bits, address.flags & 0xFF, address.scope, index
         )

@@ -1,7 +1,7 @@
 """Calls mount(2) and the mount calls by descriptor (fsopen, fsconfig, fsmount, open_tree,
 mount_setattr).
 
-A detached mount belongs to its descriptor: it appears nowhere on the host, and ends with the last
+A detached mount belongs to its descriptor. It appears nowhere on the host, and ends with the last
 copy of the descriptor.
 """
 
@@ -116,7 +116,7 @@ def open_fsmount(fs_fd: int, attributes: int = 0) -> int:
 
 def open_tree(dir_fd: int, path: Path, flags: int = OPEN_TREE_CLONE) -> int:
     """Call open_tree(2), close-on-exec, and return the descriptor. With OPEN_TREE_CLONE it is a
-    detached clone of the mount, with AT_RECURSIVE also of the mounts below."""
+    detached clone of the mount. AT_RECURSIVE also clones the mounts below."""
     return syscall("open_tree", quoted(path), dir_fd, path_bytes(path), flags | OPEN_TREE_CLOEXEC)
 
 
@@ -149,7 +149,7 @@ def mount_setattr(
 
 
 def idmap(mount_fd: int, userns_fd: int, *, recursive: bool = False) -> None:
-    """Give a detached mount the id map of a user namespace."""
+    """Set the id map of a detached mount to that of a user namespace."""
     mount_setattr(mount_fd, attr_set=MOUNT_ATTR_IDMAP, userns_fd=userns_fd, recursive=recursive)
 
 
@@ -179,9 +179,11 @@ def _open_with(fs_fd: int, options: Iterable[tuple[str, str | None]], attributes
 
 
 def open_proc() -> int:
-    """Return a detached mount of a new procfs, without the mounts below our /proc. If the kernel
-    refuses that to root of a user namespace (EPERM), return a recursive clone of /proc, which has
-    those mounts."""
+    """Return a detached mount of a new procfs, without the mounts below our /proc.
+
+    The kernel may refuse a new procfs to root of a user namespace (EPERM). Then the result is a
+    recursive clone of /proc, with the mounts below it.
+    """
     try:
         return open_mount("proc")
     except KernelError as error:
@@ -205,8 +207,8 @@ def open_overlay(
 
     From Linux 6.7 on, each layer is a separate option (`lowerdir+`). Before that, one `lowerdir`
     string joins the paths, and its length is limited. A layer's descriptor needs Linux 6.13, or
-    6.15 if it is a detached mount. A path of more than 255 bytes is opened, and its descriptor or
-    the descriptor's path in /proc/self/fd is passed.
+    6.15 if it is a detached mount. A path of more than 255 bytes is opened, and overlayfs gets its
+    descriptor or the descriptor's path in /proc/self/fd.
     """
     with closing_fd(open_fs("overlay")) as fs_fd:
         fsconfig_string(fs_fd, "source", source)
@@ -262,9 +264,11 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
 
 
 def open_read_only_clone(path: Path, dir_fd: int = AT_FDCWD, *, propagation: int = 0) -> int:
-    """Return a detached, read-only bind mount of a file or directory, as an O_PATH descriptor. An
-    empty `path` stands for the descriptor `dir_fd`. `propagation`: MS_PRIVATE, or 0 to leave the
-    mount propagation unchanged."""
+    """Return a detached, read-only bind mount of a file or directory, as an O_PATH descriptor.
+
+    - `path`: empty for the file of the descriptor `dir_fd`
+    - `propagation`: MS_PRIVATE, or 0 to leave the mount propagation unchanged
+    """
     flags = OPEN_TREE_CLONE | (0 if dir_fd == AT_FDCWD else AT_EMPTY_PATH)
     tree = open_tree(dir_fd, path, flags)
     try:

@@ -44,8 +44,11 @@ def mount_points() -> Iterator[MountPoint]:
 
 def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
     """Return the mount in `table` that contains `path`, an absolute path without symbolic links.
-    That is the mount with the longest mount point; if several have this mount point, the last one
-    in the table. Only texts are compared."""
+    Only texts are compared.
+
+    The result is the mount with the longest mount point. If several mounts have this mount point,
+    it is the last one in the table.
+    """
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")
@@ -56,7 +59,7 @@ def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
 
 
 def _unescaped(place: bytes) -> str:
-    """Decode the octal escapes of a mount point: the kernel writes a blank or a backslash as a
+    """Decode the octal escapes of a mount point. The kernel writes a blank or a backslash as a
     backslash and three octal digits."""
     first, *others = place.split(b"\\")
     return os.fsdecode(first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in others))

@@ -22,7 +22,7 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, flags: int = 0) -> None:
-    """Call setns(2) with a namespace descriptor and its flag (0: any), or with a pidfd and a mask
+    """Call setns(2). `fd`, `flags`: a namespace and its flag (0: any kind), or a pidfd and a mask
     of flags."""
     syscall("setns", f"fd {fd} {flags:#x}", fd, flags)
 
@@ -58,6 +58,6 @@ def open_namespace(path: str, kind: str) -> int:
 
 
 def open_own(kind: str) -> int:
-    """Open the calling thread's namespace of that kind."""
+    """Open the calling thread's namespace of the kind `kind`."""
     # /proc/self shows the main thread's, and a thread that has called unshare(2) has its own.
     return open_namespace(f"/proc/thread-self/ns/{kind}", kind)

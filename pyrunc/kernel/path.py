@@ -1,7 +1,7 @@
 """Opens paths beneath a root directory's descriptor. The kernel resolves them (openat2(2)); paths
 are never joined as strings.
 
-The content of the root is hostile and may change meanwhile. `open_in_root` treats the root as a
+The content of the root is hostile and may change at any time. `open_in_root` treats the root as a
 chroot does: absolute symbolic links and `..` stay inside. `open_beneath` refuses paths that lead
 out. Both refuse magic links, such as /proc/self/exe (CVE-2019-5736).
 """
@@ -40,8 +40,8 @@ LINKS_AT_MOST = 40  # as the kernel's MAXSYMLINKS
 
 
 def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0) -> int:
-    """Call openat2(2), close-on-exec, at most RETRIES times while it answers EAGAIN or EINTR.
-    Raises KernelError."""
+    """Call openat2(2), close-on-exec. Repeats the call after EAGAIN or EINTR, at most RETRIES
+    times. Raises KernelError."""
     raw_path = path_bytes(path)
     how = pack("<3Q", flags | O_CLOEXEC, mode, resolve)
     # Limited, because a container can rename without end and so keep the call from ever succeeding.
@@ -55,8 +55,8 @@ def openat2(dir_fd: int, path: Path, flags: int, mode: int = 0, resolve: int = 0
 
 
 def open_in_root(root_fd: int, path: Path, flags: int = O_PATH) -> int:
-    """Open `path` with `root_fd` as its root, as a process in that chroot would. Magic links are
-    refused. Raises KernelError."""
+    """Open `path` as a process in a chroot at `root_fd` would. Magic links are refused. Raises
+    KernelError."""
     return openat2(root_fd, path, flags, 0, RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS)
 
 
@@ -70,8 +70,8 @@ def open_beneath(
 
 
 def open_folder_at(dir_fd: int, name: str) -> int:
-    """Open the folder `name` of the folder `dir_fd` as an O_PATH descriptor; create it with mode
-    0755 when it is missing. Raises OSError, also when `name` is a symbolic link."""
+    """Open the folder `name` of the folder `dir_fd` as an O_PATH descriptor. A missing folder is
+    created with mode 0755. Raises OSError, also when `name` is a symbolic link."""
     flags = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | O_CLOEXEC
     try:
         return os.open(name, flags, dir_fd=dir_fd)
@@ -87,8 +87,8 @@ def open_folder_at(dir_fd: int, name: str) -> int:
 
 
 def clean(path: str) -> str:
-    """Return `path` as an absolute path without `.`, `..` and double slashes, by its text alone:
-    `a/./b/../c//` is `/a/c`, and `/..` is `/`."""
+    """Return `path` as an absolute path without `.`, `..` and double slashes: `a/./b/../c//` is
+    `/a/c`, and `/..` is `/`. Does not look at the file system."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -108,7 +108,7 @@ def resolve(root_fd: int, path: str) -> str:
     """Resolve all symbolic links of `path` inside the root; the path need not exist. Returns an
     absolute path without links. Raises KernelError, with ELOOP after 40 links.
 
-    Links may change meanwhile, so a later open of the path must resolve it beneath the root again.
+    Links may change afterwards, so a later open of the path must resolve it beneath the root again.
     """
     pending = path.split("/")[::-1]
     done: list[str] = []
@@ -148,10 +148,10 @@ def _link_target(root_fd: int, path: str) -> str | None:
 
 
 def open_regular_in_root(root_fd: int, path: str) -> int:
-    """Open a regular file inside the root for reading. Raises KernelError, with EINVAL if it is not
-    a regular file.
+    """Open a regular file inside the root for reading. Raises KernelError, with EINVAL for any
+    other kind of file.
 
-    The kind is checked on an O_PATH descriptor first, because opening has effects: a device in an
+    The kind is checked on an O_PATH descriptor first, because an open has effects: a device in an
     image may be the machine's watchdog, a pipe may block.
     """
     place = open_in_root(root_fd, path)
@@ -191,6 +191,6 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
 
 def readlinkat(dir_fd: int, name: Path) -> str:
     """Return the target of a symbolic link: readlinkat(2). With an empty `name`, `dir_fd` is an
-    O_PATH descriptor of the link itself."""
+    O_PATH descriptor of the link."""
     with kernel_errors("readlinkat", quoted(name)):
         return os.fsdecode(os.readlink(path_bytes(name), dir_fd=dir_fd))

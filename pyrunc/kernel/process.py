@@ -18,9 +18,13 @@ _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
 
 
 class Stat:
-    """Fields of /proc/PID/stat (proc_pid_stat(5)). `start_time` is in clock ticks since boot,
-    `resident` in pages. `wait_status` is meaningful only for a zombie: how it ended, in the form of
-    waitpid(2), or 0 if the caller may not ptrace the zombie."""
+    """Fields of /proc/PID/stat (proc_pid_stat(5)).
+
+    - `start_time`: in clock ticks since boot
+    - `resident`: in pages
+    - `wait_status`: only for a zombie: how it ended, in the form of waitpid(2). 0 if the caller may
+      not ptrace the zombie.
+    """
 
     __slots__ = (
         "major_faults",
@@ -44,7 +48,7 @@ class Stat:
 
     @property
     def alive(self) -> bool:
-        """Tell whether the process still runs: it is neither a zombie nor dead."""
+        """Tell whether the process runs. False for a zombie."""
         return self.state not in "ZXx"
 
 
@@ -58,16 +62,19 @@ def stat(pid: int) -> Stat | None:
 
 
 def alive_since(pid: int) -> int | None:
-    """Return the start time of a living process in clock ticks since boot; None for a zombie, and
+    """Return the start time of a living process in clock ticks since boot. None for a zombie, and
     when no process has the pid. The pid and the start time together identify a process for ever."""
     process = stat(pid)
     return process.start_time if process is not None and process.alive else None
 
 
 def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
-    """Return the wait status (waitpid(2)) of a process that is not our child. It is read from /proc
-    while the process is a zombie, and from its pidfd once its parent has reaped it
-    (PIDFD_INFO_EXIT, Linux 6.15). None if the process runs, or if the kernel does not tell."""
+    """Return the wait status (waitpid(2)) of a process that is not our child. None if the process
+    runs, or if the kernel does not show its wait status.
+
+    A zombie's is read from /proc. After the parent has reaped the process, it is read from the
+    pidfd (PIDFD_INFO_EXIT, Linux 6.15).
+    """
     process = stat(pid)
     if process is not None and process.start_time == start_time:
         return None if process.alive else process.wait_status
@@ -83,8 +90,8 @@ def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
 
 
 def open_pidfd(pid: int, start_time: int) -> int | None:
-    """Open a pidfd of the process `pid`, which the caller closes. None when no living process has
-    this pid and start time. Raises KernelError."""
+    """Open a pidfd of the process with this pid and start time, which the caller closes. None when
+    no such process is alive. Raises KernelError."""
     try:
         pidfd = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -111,9 +118,8 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def kill_and_reap(pidfd: int) -> None:
-    """Send SIGKILL to a child of ours, wait at most `KILLED_S` seconds for its end, and reap it. A
-    child that has not ended by then is not reaped. Does nothing when the child was reaped already.
-    """
+    """Send SIGKILL to our child, wait at most `KILLED_S` seconds for its end, and reap it. Does
+    nothing when the child was reaped already. A child that has not ended in time is not reaped."""
     from select import POLLIN, poll
 
     send_signal(pidfd, SIGKILL)

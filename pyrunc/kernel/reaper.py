@@ -18,7 +18,7 @@ def set_child_subreaper(on: bool = True) -> None:
 
 
 def set_parent_death_signal(signal: int, parent: int) -> None:
-    """Have the kernel send `signal` to the caller when the *thread* that forked it ends
+    """Make the kernel send `signal` to the caller when the *thread* that forked it ends
     (PR_SET_PDEATHSIG). Only for children of single-threaded processes.
 
     `parent`: the pid of the process that forked the caller. If that process has ended already, the
@@ -31,7 +31,7 @@ def set_parent_death_signal(signal: int, parent: int) -> None:
 
 def open_child_notice() -> int:
     """Return the read end of a pipe that becomes readable when a child of the caller ends
-    (SIGCHLD). Empty the pipe by `empty_notice` before each wait."""
+    (SIGCHLD). The caller must empty the pipe by `empty_notice` before each wait."""
     reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
     # A handler must exist for the wakeup descriptor to be written.
     _signal.signal(_signal.SIGCHLD, lambda number, frame: None)

@@ -1,8 +1,8 @@
 """Restricts the calling thread for good: its capabilities, its access to files (landlock), and its
 system calls (a seccomp filter).
 
-Used by pyrunc's own single-threaded helpers that read hostile bytes, not for containers. A filter
-built here answers EPERM, either to a list of system calls or to all calls but those of a list.
+Not for containers, but for pyrunc's single-threaded helpers that read hostile bytes. A filter built
+here answers EPERM, either to a list of system calls or to all calls that are not in a list.
 Sources: capset(2), landlock(7), seccomp(2).
 """
 
@@ -46,8 +46,8 @@ _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
 
 
 def no_new_privileges() -> None:
-    """Set no_new_privs: no later execve gains privileges. Without it an unprivileged process may
-    not load a seccomp filter or use landlock."""
+    """Set no_new_privs: no later execve gains privileges. An unprivileged process must do this
+    before it loads a seccomp filter or uses landlock."""
     syscall("prctl", "PR_SET_NO_NEW_PRIVS", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
 
 
@@ -95,8 +95,8 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
 
 
 def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> bytes:
-    """Build a filter for `set_filter` that answers EPERM to the following calls and allows all
-    others. A call of another architecture kills the process.
+    """Build a filter for `set_filter` that answers EPERM to the calls below and allows all others.
+    A call of another architecture kills the process.
 
     - calls in `names`; a name that this architecture lacks is ignored
     - x32 calls
@@ -137,9 +137,9 @@ def _numbers(names: Iterable[str]) -> list[int]:
 
 
 def _program(lines: Sequence[tuple[int, int, int, int]], other: int, end: int) -> bytes:
-    """Return a filter that begins with a check of the architecture. The instructions `lines`
-    follow, which test the number of a system call. The filter returns `end` if one of them jumps to
-    _TO_END, else `other`."""
+    """Return a filter that checks the architecture and then runs the instructions `lines`, which
+    test the number of a system call. The filter returns `end` if an instruction jumps to _TO_END,
+    else `other`."""
     lines = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_EQUALS, 1, 0, arch().audit),

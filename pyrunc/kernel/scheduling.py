@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 def set_batch_policy() -> None:
-    """Set SCHED_BATCH for this thread and the threads that it will start; the nice value stays. A
+    """Set SCHED_BATCH for this thread and for threads that it starts later. The nice value stays. A
     thread that wakes up then waits for an idle processor and does not preempt a running thread.
     Does nothing if the kernel refuses."""
     with suppress(OSError):

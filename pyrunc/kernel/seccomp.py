@@ -1,5 +1,5 @@
-"""Compiles seccomp filters by libseccomp through ctypes, and asks the kernel which flags of
-seccomp(2) it has.
+"""Compiles seccomp filters by libseccomp through ctypes, and tests which flags of seccomp(2) the
+kernel has.
 
 libseccomp turns names of system calls into numbers, and rules into a filter of BPF instructions.
 The launcher loads the filter with seccomp(2). libseccomp itself is loaded on first use, in the
@@ -72,8 +72,8 @@ def _lib() -> ctypes.CDLL:
 
 
 class Compiler:
-    """A context manager that builds one filter. All architectures are added before the first
-    rule."""
+    """A context manager that builds one filter. The caller must add all architectures before the
+    first rule."""
 
     def __init__(self, default_action: int) -> None:
         self._lib = _lib()
@@ -94,8 +94,8 @@ class Compiler:
         self._lib.seccomp_release(self._context)
 
     def add_architecture(self, audit: int) -> None:
-        """Add an architecture whose calls the filter decides about: AUDIT_ARCH_*, or libseccomp's
-        own number for x32."""
+        """Make the filter apply to the calls of an architecture. `audit`: AUDIT_ARCH_*, or
+        libseccomp's number for x32."""
         # EEXIST: the native architecture is in every new filter.
         self._call("seccomp_arch_add", f"{audit:#x}", audit, ignored=errno.EEXIST)
 
@@ -106,15 +106,18 @@ class Compiler:
     def add_rule(
         self, action: int, number: int, conditions: Sequence[tuple[int, int, int, int]], name: str
     ) -> None:
-        """Add a rule: `action` for the system call `number` if all `conditions` hold, each
-        (argument, comparison, value, second value). `name` names the call in an error. A rule that
-        exists already is ignored."""
+        """Add a rule: `action` for the system call `number` if all `conditions` hold. A rule that
+        exists already is ignored.
+
+        - `conditions`: each (argument, comparison, value, second value)
+        - `name`: the call's name, for errors
+        """
         array = (Condition * len(conditions))(*(Condition(*condition) for condition in conditions))
         arguments = (action, number, len(conditions), array)
         self._call("seccomp_rule_add_array", name, *arguments, ignored=errno.EEXIST)
 
     def program(self) -> bytes:
-        """Return the classic BPF instructions (struct sock_filter, 8 bytes each)."""
+        """Return the filter's classic BPF instructions (struct sock_filter, 8 bytes each)."""
         # seccomp_export_bpf_mem, which needs no file, came with libseccomp 2.6.
         with closing_fd(os.memfd_create("seccomp", os.MFD_CLOEXEC)) as file:
             self._call("seccomp_export_bpf", "", file)
@@ -129,8 +132,8 @@ class Compiler:
 
 
 def number(name: str) -> int:
-    """Return a system call's number on this architecture, or libseccomp's negative pseudo number
-    for a call that only other architectures have; UNKNOWN_SYSCALL when libseccomp does not know the
+    """Return a system call's number on this architecture. A call that only other architectures have
+    has libseccomp's negative pseudo number. UNKNOWN_SYSCALL when libseccomp does not know the
     name."""
     return int(_lib().seccomp_syscall_resolve_name(os.fsencode(name)))
 

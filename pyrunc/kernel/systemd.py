@@ -71,8 +71,8 @@ class Systemd:
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
 
     def stop(self, unit: str) -> None:
-        """Stop a unit; returns when systemd has stopped it. Does nothing when there is no such
-        unit. Raises PeerError, DeadlineExceeded."""
+        """Stop a unit; returns when systemd has stopped it. Does nothing when the unit does not
+        exist. Raises PeerError, DeadlineExceeded."""
         try:
             self._job("StopUnit", "ss", (unit, REPLACE), unit)
         except SystemdRefused as error:
@@ -80,8 +80,8 @@ class Systemd:
                 raise
 
     def reset_failed(self, unit: str) -> None:
-        """Reset a failed unit, so that its name is free. Does nothing when there is no such
-        unit."""
+        """Reset a failed unit, so that its name is free. Does nothing when the unit does not
+        exist."""
         try:
             self._call("ResetFailedUnit", "s", (unit,))
         except SystemdRefused as error:
@@ -89,7 +89,7 @@ class Systemd:
                 raise
 
     def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
-        """Change properties of a running unit. The changes are lost when the unit ends."""
+        """Change properties of a running unit. The changes end with the unit."""
         self._call("SetUnitProperties", "sba(sv)", (unit, True, list(properties)))
 
     def control_group(self, unit: str) -> str:
@@ -158,9 +158,12 @@ class Systemd:
 
 
 def _open_bus(bus: str) -> Any:
-    """Connect to the D-Bus `bus` (`SYSTEM`, or an address) and return the connection. Authenticates
-    with the user id that the bus sees for our socket, which differs from ours in a user namespace
-    (D-Bus specification, "Authentication protocol", EXTERNAL). Raises OSError, RuntimeError."""
+    """Connect to the D-Bus `bus` (`SYSTEM`, or an address) and return the connection. Raises
+    OSError, RuntimeError.
+
+    Authenticates with the user id that the bus sees for our socket. In a user namespace this
+    differs from ours (D-Bus specification, "Authentication protocol", EXTERNAL).
+    """
     import socket
 
     from jeepney.bus import get_bus

@@ -3,8 +3,8 @@ never more than two descriptors.
 
 Each name is opened relative to its folder's descriptor, so the walk follows no symbolic link, and
 no path is too long. openat2(2) with RESOLVE_NO_XDEV refuses mount points, so nothing behind a mount
-is touched. To go up, the walk opens `..` and checks by device and inode that it is the expected
-parent. If the folder was moved meanwhile, it is not, and the walk ends with ESTALE.
+is touched. To go up, the walk opens `..` and compares its device and inode with those of the
+expected parent. If the folder was moved meanwhile, they differ, and the walk ends with ESTALE.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Folder:
-    """A folder on the way down: its identity, and its subfolders that are still to be visited."""
+    """A folder on the path from the top to the present folder: its identity, and its subfolders
+    that are still to be visited."""
 
     __slots__ = ("identity", "left")
 
@@ -40,12 +41,14 @@ def walk(
     top: int, visit: Visit, is_skipped: Callable[[OSError], bool]
 ) -> Iterator[tuple[int, str]]:
     """Walk the folder `top` and everything below it, depth first. Closes the descriptor `top`.
+    Raises OSError; ESTALE when a folder was moved meanwhile.
 
-    Calls `visit(folder, names)` for each folder, with its descriptor and the names on the path from
-    `top` to it; `visit` returns the names of the subfolders to enter. After a subfolder and all
-    below it were visited, yields the descriptor of its parent and the subfolder's name. A subfolder
-    that cannot be opened is skipped if `is_skipped(error)` is true. Raises OSError; ESTALE when a
-    folder was moved meanwhile.
+    - `visit(folder, names)`: is called for each folder, with its descriptor and the names on the
+      path from `top` to it. Returns the names of the subfolders to enter.
+    - `is_skipped(error)`: tells whether to skip a subfolder that cannot be opened
+
+    After a subfolder and all below it were visited, yields the descriptor of its parent and the
+    subfolder's name.
     """
     current = top
     names: list[str] = []
@@ -82,8 +85,8 @@ def walk(
 
 
 def remove_tree(parent_fd: int, name: bytes | str) -> None:
-    """Remove `name` in the folder `parent_fd`, with everything below it. Files that are missing, or
-    vanish meanwhile, are no error.
+    """Remove `name` in the folder `parent_fd`, with everything below it. Files that are missing or
+    vanish are no error.
 
     Raises OSError; EXDEV when something is mounted inside, ESTALE when folders are moved meanwhile.
     """
@@ -117,7 +120,7 @@ def _is_gone(error: OSError) -> bool:
 
 
 def _remove_files(folder: int, names: Sequence[str]) -> list[str]:
-    """Unlink all entries of `folder` but its subfolders; return the subfolders' names."""
+    """Unlink all entries of `folder` except subfolders; return the subfolders' names."""
     folders = []
     with os.scandir(folder) as entries:
         for entry in entries:

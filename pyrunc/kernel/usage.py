@@ -1,4 +1,5 @@
-"""Disk usage of a tree that a hostile process may change meanwhile: a container's writable layer.
+"""Measures the disk usage of a tree that a hostile process may change at the same time: a
+container's writable layer.
 
 Nothing is stored per file, because there may be millions.
 """

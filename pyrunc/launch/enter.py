@@ -1,5 +1,5 @@
-"""Launches a process into a running container. The container's first process may end meanwhile, or
-may have moved to another cgroup."""
+"""Launches a process into a running container. Meanwhile the container's first process may end, or
+may move to another cgroup."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def enter_steps(
     launch: Launch, undo: Undo, times: Times | None = None
 ) -> Generator[int, None, tuple[ChildProcess, bool]]:
     """Start a process in a running container. A generator: resume it when the yielded descriptor is
-    readable.
+    readable. `launch.descriptors["container"]` must be the pidfd of the container's first process.
 
-    Returns the new process, and False if it is in the cgroup of `launch.descriptors`. The kernel
-    may refuse this cgroup after the container's first process has moved to another. Then, if
-    `launch.cgroup` is set, the new process is put into the present cgroup of the first process, and
-    the second value is True.
-    `launch.descriptors["container"]` is the pidfd of the first process. Raises WrongState when the
-    first process has ended, and the errors of `launch_steps`.
+    Returns the new process, and whether it had to be moved to another cgroup. False: it is in the
+    cgroup of `launch.descriptors`. The kernel may refuse this cgroup after the first process has
+    moved to another. Then, if `launch.cgroup` is set, the new process is put into the present
+    cgroup of the first process (True).
+
+    Raises WrongState when the first process has ended, and the errors of `launch_steps`.
     """
     try:
         try:

@@ -2,8 +2,8 @@
 pivot_root(2).
 
 At that point `/` is still the runtime's root. So the hook's path is looked up on the host, and the
-hook sees the container's mounts as well. Each hook has its own small program for the launcher: it
-joins the namespaces of the container's process, which waits meanwhile, and executes the hook.
+hook sees the container's mounts as well. For each hook the launcher runs a small program: it joins
+the namespaces of the container's process, which waits meanwhile, and executes the hook.
 """
 
 from __future__ import annotations
@@ -32,8 +32,11 @@ def spawner(
     process: ChildProcess, namespaces: Sequence[str], folder: str
 ) -> Callable[[Hook, list[int]], int]:
     """Return a function that starts a hook in these `namespaces` of `process`, the container
-    process that is being created. The function takes the hook and its three stdio descriptors, and
-    returns the hook's pid. The hook is our child; `folder` is its working directory."""
+    process that is being created. `folder`: the hook's working directory.
+
+    The function takes the hook and its three stdio descriptors, and returns the hook's pid. The
+    hook is our child.
+    """
     flags = sum(NAMESPACES[kind] for kind in namespaces)
 
     def spawn(hook: Hook, files: list[int]) -> int:

@@ -1,5 +1,5 @@
 """Runs hooks, by default in the runtime's namespaces. A hook is an executable that the
-configuration names; its stdin is the container's state.
+configuration names. It gets the container's state on stdin.
 
 A hook's environment is exactly that of the configuration. Its output goes to files in memory,
 because a daemon that a hook leaves behind would keep a pipe open. The output is reported only when
@@ -34,10 +34,10 @@ LONGEST_WAIT_MS = (1 << 31) - 1  # poll(2) takes an int: 24 days
 def run(
     hooks: Sequence[Hook], kind: str, state: dict[str, Any], spawn: Spawn | None = None
 ) -> None:
-    """Run all hooks of one kind in order. `state` is the OCI state object. Raises PeerError at the
-    first failure.
+    """Run all hooks of one kind in order. Raises PeerError at the first failure. `state` is the OCI
+    state object.
 
-    `spawn(hook, stdio)` starts a hook in other namespaces; by default hooks run in the runtime's.
+    `spawn(hook, stdio)` starts a hook in other namespaces. By default hooks run in the runtime's.
     """
     for failure in _failures(hooks, kind, state, spawn):
         raise PeerError(failure)

@@ -1,5 +1,5 @@
-"""Writes the id maps of a new user namespace. The parent writes them, because the kernel requires
-rights over the ids outside, which the new process does not have."""
+"""Writes the id maps of a new user namespace. The parent writes them: the kernel requires rights
+over the outer ids, and the new process does not have these."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
-    """Write the maps of the process's new user namespace; they cannot be changed later
+    """Write the maps of the process's new user namespace, which can be written only once
     (user_namespaces(7)). Raises KernelError."""
     # In one write(2) each: the kernel takes a whole map once, and a second write is EPERM
     # (user_namespaces(7)).

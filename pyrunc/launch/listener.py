@@ -1,5 +1,5 @@
-"""Sends the seccomp listener of a process to the agent's socket, `listenerPath`. The listener is a
-descriptor (SCM_RIGHTS) of one message, whose text is the container process state.
+"""Sends the seccomp listener of a process to the agent's socket, `listenerPath`. The message is the
+container process state as text, with the listener's descriptor (SCM_RIGHTS).
 
 When the agent cannot be reached the launch fails, because the process would hang in its first
 filtered call. Source: runtime-spec config-linux.md, "The Container Process State".

@@ -1,5 +1,5 @@
 """Describes a launch: all data that one new process needs to start. The compiler makes a `Launch`,
-and the starter carries it out; they share nothing else."""
+and the starter carries it out."""
 
 from __future__ import annotations
 

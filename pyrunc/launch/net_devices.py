@@ -1,10 +1,10 @@
 """`linux.netDevices`: moves links of the host into the container's network namespace, with their
 addresses.
 
-A move removes a link's addresses, so the permanent global ones are read before and added again
-after. A link is down while it moves. It moves and gets its new name by one netlink request, so that
-its name cannot collide in between. The runtime does not move links back: when the namespace ends,
-the kernel moves a physical link to the host, and deletes a virtual one. Source: runtime-spec
+A move removes a link's addresses, so the permanent global ones are read before the move and added
+again afterwards. A link is down while it moves. One netlink request moves the link and renames it,
+so that its name cannot collide in between. The runtime does not move links back: when the namespace
+ends, the kernel moves a physical link to the host, and deletes a virtual one. Source: runtime-spec
 config-linux.md, "Network Devices".
 """
 
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
 
 
 def move(devices: Mapping[str, str], pid: int) -> None:
-    """Move each network interface in `devices` (name on the host -> name in the container) into the
-    network namespace of the process `pid`, and bring it up.
-
-    Raises KernelError.
-    """
+    """Move network interfaces into the network namespace of the process `pid`, and bring them up.
+    `devices`: name on the host -> name in the container. Raises KernelError."""
     with (
         closing_fd(open_namespace(f"/proc/{pid}/ns/net", "net")) as there,
         Routing() as outside,
@@ -63,8 +60,9 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
 
 
 def _open_routing_in(namespace: int) -> Routing:
-    """Open a netlink socket in another network namespace. A socket belongs to the namespace in
-    which it was made, so the calling thread enters `namespace` (a descriptor) for that moment."""
+    """Open a netlink socket in the network namespace of the descriptor `namespace`. The calling
+    thread enters this namespace for that moment, because a socket belongs to the namespace in which
+    it was made."""
     with closing_fd(open_own("net")) as own:
         setns(namespace, NAMESPACES["net"])
         try:

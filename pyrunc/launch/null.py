@@ -7,7 +7,7 @@ CAP_CHOWN, which containers have.
 
 With SELinux a private null device gets the label of the host's /dev/null. If it had the label of
 the runtime's files, the kernel would deny access at each execve(2), log the denial, and replace the
-descriptor by its own null device.
+descriptor by the kernel's null device.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ def is_null(number: int) -> bool:
 
 
 def open_null() -> int:
-    """Open a nameless null device. Takes 15 µs after `prepare`, 140 µs without.
+    """Open a nameless null device. Takes 15 µs after `prepare`, 140 µs without. Raises KernelError.
 
     Where devices cannot be made (in a user namespace, without CAP_MKNOD), opens the host's
-    /dev/null, which the container cannot change there either. Raises KernelError.
+    /dev/null. There the container cannot change the host's device.
     """
     # A pipe whose other end is closed would be cheaper, but a program that opens /dev/stdin would
     # wait for a writer.

@@ -11,9 +11,11 @@ from pyrunc.kernel import mount as kernel_mount
 
 
 def clone(mount: int, namespace: str = "") -> int:
-    """Return a detached clone of `mount`, a descriptor of a pinned mount. `namespace`: path of the
-    mount namespace in which `mount` is attached; kernels before 6.15 need it, because they clone
-    only attached mounts. Raises KernelError; Unsupported when such a kernel gets no `namespace`."""
+    """Return a detached clone of `mount`, a descriptor of a pinned mount. Raises KernelError.
+
+    `namespace`: path of the mount namespace in which `mount` is attached. Kernels before 6.15 need
+    it, because they clone only attached mounts; without `namespace`, Unsupported is raised there.
+    """
     try:
         return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)
     except KernelError as error:

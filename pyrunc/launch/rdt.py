@@ -1,9 +1,9 @@
 """`linux.intelRdt`: a container's share of caches and memory bandwidth, by the resctrl filesystem.
 
 A group (class of service) is a folder with `schemata` and `tasks`. A group that the configuration
-names by closID belongs to the node's administrator. A start uses this group, and makes it if it is
-missing and the configuration has schemata. The runtime never removes it. Without a closID the
-container gets its own group, named by its id. This group and the container's monitoring group are
+names by closID belongs to the node's administrator. A start uses this group, and makes a missing
+one if the configuration has schemata. The runtime never removes it. Without a closID the container
+gets a private group, named by its id. The private group and the container's monitoring group are
 removed with the container. Source: runtime-spec config-linux.md, "IntelRdt", and the kernel's
 Documentation/filesystems/resctrl.rst.
 """
@@ -41,8 +41,8 @@ def mounted() -> str:
 
 def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
     """Put the container's first process `pid` into the container's resctrl group and, with
-    `enableMonitoring`, into its monitoring group. Missing groups are made, and their removal is
-    pushed on `undo`. `root`: the mount point of resctrl.
+    `enableMonitoring`, into its monitoring group. Makes missing groups. `undo`: gets the removal of
+    new groups; `root`: the mount point of resctrl.
 
     Raises InvalidSpec when an existing group has other schemata than the configuration, or when the
     group of a closID is missing and the configuration has no schemata. Raises KernelError.
@@ -80,8 +80,8 @@ def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
 
 
 def outlives(rdt: Rdt) -> bool:
-    """Tell whether the container has resctrl groups that belong to it alone; these stay after its
-    processes have ended."""
+    """Tell whether the container has private resctrl groups, which stay after its processes have
+    ended."""
     return not rdt.get("closID") or bool(rdt.get("enableMonitoring"))
 
 
@@ -95,7 +95,8 @@ def leave_mounted(rdt: Rdt, container_id: str) -> None:
 
 
 def leave(rdt: Rdt, container_id: str, root: str) -> None:
-    """Remove the groups that `enter` has made for this container alone. Idempotent."""
+    """Remove the private groups that `enter` has made for this container. Missing groups are no
+    error."""
     if rdt.get("enableMonitoring"):
         _remove_group(monitor_of(rdt, container_id, root))
     if not rdt.get("closID"):
@@ -103,8 +104,8 @@ def leave(rdt: Rdt, container_id: str, root: str) -> None:
 
 
 def group_of(rdt: Rdt, container_id: str, root: str) -> str:
-    """Return the folder of the container's resctrl group. closID `/` stands for `root`, the mount
-    point, which is the default group."""
+    """Return the folder of the container's resctrl group. For the closID `/` this is `root`, the
+    mount point of resctrl."""
     name = rdt.get("closID") or container_id
     # runtime-spec: closID "/" is the default group, with all processes that are in no other.
     return root if name == "/" else f"{root}/{name}"

@@ -67,9 +67,11 @@ class EndedEarly(Error):
 
 
 class ChildProcess:
-    """A process that a launch has cloned. `console_fd`: the terminal's master; `listener_fd`: the
-    seccomp listener; each is None until the process has sent it. The object's owner closes the
-    descriptors."""
+    """A process that a launch has cloned. The object's owner closes the descriptors.
+
+    - `console_fd`: the terminal's master. None until the process has sent it.
+    - `listener_fd`: the seccomp listener. None until the process has sent it.
+    """
 
     __slots__ = ("console_fd", "listener_fd", "pid", "pidfd", "start_time")
 
@@ -92,14 +94,13 @@ class ChildProcess:
 
 
 def launch(request: Launch, undo: Undo) -> ChildProcess:
-    """Start the process and wait until it has executed its command, or waits for `start`. Arguments
-    and errors are those of `launch_steps`, which this runs to its end."""
+    """Run `launch_steps` to its end: start the process and wait until it has executed its command,
+    or waits for `start`. Arguments and errors are those of `launch_steps`."""
     return drive(launch_steps(request, undo))
 
 
 def drive(steps: Generator[int, None, Result]) -> Result:
-    """Run a generator of steps to its end and return its result, for callers that have nothing else
-    to do while a step waits."""
+    """Run a generator of steps to its end and return its result. Blocks while a step waits."""
     while True:
         try:
             next(steps)
@@ -245,8 +246,8 @@ class ParentSide:
             pass
 
     def _add_process(self, pid: int) -> None:
-        """Open the process that the launcher has cloned and push its kill on `undo`. Raises Error
-        for a second process and for one that is no child of ours."""
+        """Open the process that the launcher has cloned, and push its kill on `undo`. Raises Error
+        for a second process and for a process that is not our child."""
         if self.process is not None:
             raise Error("the launcher reported two processes")
         _require_child(pid)  # checked, because this pid will be killed on failure
@@ -319,8 +320,8 @@ def _require_child(pid: int) -> None:
 
 
 class HookFailed(PeerError):
-    """A startContainer hook failed; wait_status -1 = it was killed because it did not end in
-    time."""
+    """The startContainer hook number `index` failed. `wait_status`: the hook's wait status; -1 if
+    the hook was killed after its timeout."""
 
     def __init__(self, index: int, wait_status: int, output: bytes = b"") -> None:
         self.index, self.wait_status = index, wait_status
@@ -341,9 +342,12 @@ class HookFailed(PeerError):
 
 
 def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
-    """Return the error to raise for a failed operation. If the command `args[0]` is missing or
-    cannot be executed, the error has a text that callers of a runtime match: that of Go's LookPath
-    or of execve(2). All other errors are returned unchanged."""
+    """Return the error to raise for a failed operation.
+
+    If the command `args[0]` is missing or cannot be executed, the error has a text for which
+    callers of a runtime search: that of Go's LookPath or of execve(2). All other errors are
+    returned unchanged.
+    """
     from pyrunc.plan.lower_process import NO_PROGRAM
 
     if error.mark != NO_PROGRAM:

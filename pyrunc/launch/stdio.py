@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def own_nulls(stdio: Sequence[int]) -> tuple[Sequence[int], int]:
     """Replace each null device in `stdio` by one private null device. Returns the new stdio, and
-    the private device's descriptor, which the caller closes; -1 when there was nothing to
-    replace."""
+    the private device's descriptor, which the caller closes. The descriptor is -1 when there was
+    nothing to replace."""
     nulls = [is_null(number) for number in stdio]
     if not any(nulls):
         return stdio, -1

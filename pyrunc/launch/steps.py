@@ -1,7 +1,7 @@
 """The parent's half of a plan: `perform` carries out one step while the new process waits.
 
-The plan defines the steps and their order (`plan.parent`). A failing step fails the launch; its
-error names the plan's line.
+The plan defines the steps and their order (`plan.parent`). A failing step fails the launch, with an
+error that names the plan's line.
 """
 
 from __future__ import annotations
@@ -73,8 +73,11 @@ def perform(step: ParentStep, process: ChildProcess, parent: ParentSide) -> None
 
 
 def oci_state(launch: Launch, pid: int, status: str = "") -> dict[str, Any]:
-    """Build the state object of runtime-spec runtime.md. `pid`: the process's pid in the pid
-    namespace of the hook or agent that reads the object; `status`: by default the launch's."""
+    """Build the state object of runtime-spec runtime.md.
+
+    - `pid`: the process's pid in the pid namespace of the hook or agent that reads the object
+    - `status`: empty for the launch's status
+    """
     state: dict[str, Any] = {"ociVersion": launch.oci_version, "id": launch.id}
     state |= {"status": status or launch.status, "pid": pid, "bundle": launch.bundle}
     if launch.annotations:

@@ -1,8 +1,8 @@
 """Checks that the fields of a configuration fit each other, before anything is created.
 
-`check` raises InvalidSpec for the first fault. What only the kernel can tell (a namespace path of
-the wrong kind, an LSM that is off) is checked where it is used. Rules: runtime-spec 1.3 config.md
-and config-linux.md.
+`check` raises InvalidSpec for the first fault. Some faults only the kernel detects, such as a
+namespace path of the wrong kind or an LSM that is off. The code that uses such a field reports
+them. Rules: runtime-spec 1.3 config.md and config-linux.md.
 """
 
 from __future__ import annotations
@@ -159,8 +159,8 @@ def cpu_list(text: str, path: str) -> tuple[int, ...]:
 
 
 def check_namespaces(linux: Linux) -> None:
-    """Check types and paths of the namespaces, and that id mappings and clock offsets have the
-    namespace that they need. Raises InvalidSpec."""
+    """Check types and paths of the namespaces. Also check that id mappings and clock offsets come
+    with the namespace that they need. Raises InvalidSpec."""
     seen: set[str] = set()
     for i, entry in enumerate(linux.namespaces):
         at = f"linux.namespaces[{i}]"
@@ -300,8 +300,8 @@ def _link_name(name: str, key: str) -> None:
 
 
 def sysctl_path(key: str) -> str:
-    """Return the path below /proc/sys of the setting `key`; the first separator decides whether
-    `.` or `/` separates (sysctl(8))."""
+    """Return the path below /proc/sys of the setting `key`. The separator is `.` or `/`, whichever
+    comes first in `key` (sysctl(8))."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key
@@ -309,8 +309,8 @@ def sysctl_path(key: str) -> str:
 
 
 def sysctl_namespace(key: str) -> str:
-    """Return the type of namespace that owns a setting. Raises InvalidSpec when none does, when
-    `key` is not a setting's name, and for kernel.hostname, which has its own property."""
+    """Return the type of the namespace to which a setting belongs. Raises InvalidSpec for a setting
+    of no namespace, for an invalid name, and for kernel.hostname, which has its own property."""
     at = f"linux.sysctl.{key}"
     parts = sysctl_path(key).split("/")
     if any(part in ("", ".", "..") for part in parts):
@@ -331,8 +331,8 @@ def sysctl_namespace(key: str) -> str:
 
 
 def _sysctl(key: str, value: str, linux: Linux) -> None:
-    """Check that a namespace of the container owns the setting, and that its value is one line
-    (CVE-2022-0811)."""
+    """Check that the setting belongs to a namespace of the container, and that its value is one
+    line (CVE-2022-0811)."""
     needed = sysctl_namespace(key)
     if "\n" in value:
         raise InvalidSpec(f"linux.sysctl.{key}", "the value must be one line")
@@ -344,7 +344,8 @@ def _sysctl(key: str, value: str, linux: Linux) -> None:
 
 def settings_by_namespace(spec: Spec) -> dict[str, str]:
     """Return namespace type -> JSON path of a setting (sysctl, hostname, domainname, network
-    device) that needs a namespace of this type. Without one, the setting would change the host."""
+    device) that needs a namespace of this type. Without such a namespace, the setting would change
+    the host."""
     paths = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name:

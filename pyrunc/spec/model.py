@@ -38,7 +38,7 @@ class IdMap(Value):
 
 
 class Mount(Value):
-    """One entry of `mounts`; `options` unparsed."""
+    """One entry of `mounts`. `options` are not parsed."""
 
     destination: str
     type: str = ""
@@ -49,7 +49,7 @@ class Mount(Value):
 
 
 class User(Value):
-    """`process.user`: ids as the container sees them; `umask` None = the default 0022."""
+    """`process.user`, with ids as the container sees them. `umask` None: the default 0022."""
 
     uid: int = 0
     gid: int = 0
@@ -58,7 +58,8 @@ class User(Value):
 
 
 class Rlimit(Value):
-    """`type` such as `RLIMIT_NOFILE`; the limits are uint64, their maximum means unlimited."""
+    """One entry of `rlimits`. `type`: such as `RLIMIT_NOFILE`; the limits are uint64, the largest
+    uint64 means unlimited."""
 
     type: str
     soft: int
@@ -76,7 +77,7 @@ class Capabilities(Value):
 
 
 class ConsoleSize(Value):
-    """A size in characters."""
+    """A terminal's size in characters."""
 
     height: int
     width: int
@@ -109,7 +110,7 @@ class CpuAffinity(Value):
 
 
 class Process(Value):
-    """A process: `process` of the configuration, or of an exec request."""
+    """A process: the configuration's `process`, or that of an exec request."""
 
     args: tuple[str, ...] = ()
     cwd: str = "/"
@@ -136,7 +137,8 @@ class Root(Value):
 
 
 class Hook(Value):
-    """A program at a point of the life cycle; `timeout_s` None = no limit; `env` None = absent."""
+    """An executable that the runtime runs at a point of the container's life. `env` None: the hook
+    has no `env`; `timeout_s` None: no limit."""
 
     path: str
     args: tuple[str, ...] = ()
@@ -156,14 +158,15 @@ class Hooks(Value):
 
 
 class Namespace(Value):
-    """`type` as in the specification (`mount`, `network`, …); `path` empty = a new one."""
+    """One entry of `namespaces`. `type`: as in the specification (`mount`, `network`, …); `path`:
+    empty for a new namespace."""
 
     type: str
     path: str = ""
 
 
 class Device(Value):
-    """A device file: `type` c, u, b or p; `file_mode` without the type bits."""
+    """A device file. `type`: c, u, b or p; `file_mode`: without the type bits."""
 
     path: str
     type: str
@@ -218,8 +221,8 @@ class Linux(Value):
     personality: Personality | None = None
 
     def namespace(self, kind: str) -> Namespace | None:
-        """Return the entry of `namespaces` with the type `kind`; None if there is none, and the
-        container stays in the runtime's namespace of this type."""
+        """Return the entry of `namespaces` with the type `kind`. None if there is none; the
+        container then stays in the runtime's namespace of this type."""
         for entry in self.namespaces:
             if entry.type == kind:
                 return entry

@@ -1,8 +1,8 @@
-"""Parses JSON objects into the values of `model`; errors name the JSON path
+"""Parses JSON objects into the values of `model`. Errors name the JSON path
 (`mounts[3].destination: …`).
 
-Unknown properties are ignored, null is the same as absent, and a number is never a boolean. Only
-the shape is checked here (types, ranges); `check` compares the fields with each other.
+Unknown properties are ignored, null is the same as absent, and a number is never a boolean. This
+module checks only types and ranges; `check` compares the fields with each other.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def parse(document: object) -> Spec:
 
 
 def parse_process(o: Object, path: str = "process") -> Process:
-    """Parse a `process` object, of a configuration or of an exec request."""
+    """Parse a `process` object of a configuration or of an exec request. Raises InvalidSpec."""
     return Process(
         _texts(o, "args", path),
         _text(o, "cwd", path),
@@ -88,7 +88,7 @@ def parse_process(o: Object, path: str = "process") -> Process:
 
 
 def _version(document: Object) -> str:
-    """Return `ociVersion`. Accepts any 1.x, because minor versions only add (runtime-spec,
+    """Return `ociVersion`. Accepts any 1.x, because a minor version only adds fields (runtime-spec,
     versioning)."""
     version = _text(document, "ociVersion", "", required=True)
     # Development versions of the specification are "1.3.0-dev" or "1.2.0+dev".
@@ -237,8 +237,8 @@ _last_seccomp: tuple[Any, Any] = None, None
 
 
 def _seccomp(o: Object, path: str) -> Any:
-    """Parse the seccomp profile. Nearly all containers of a node have the same profile: one that
-    equals the last one is not parsed again, and shares its 46 KiB of memory."""
+    """Parse the seccomp profile. A profile that equals the last parsed one shares its memory (46
+    KiB), because nearly all containers of a node have the same profile."""
     global _last_seccomp
     profile = o.get("seccomp")
     if profile is None or profile != _last_seccomp[0]:
@@ -350,8 +350,8 @@ def _objects_by_name(
 
 
 def _items(o: Object, key: str, path: str) -> Iterator[tuple[str, Any, str]]:
-    """Yield (name, value, JSON path of the value) for each item of the object at `key`. A value may
-    be null: the caller must check it."""
+    """Yield (name, value, JSON path of the value) for each item of the object at `key`. The caller
+    must check the value, which may be null."""
     values, base = o.get(key), _at(path, key)
     if values is not None:
         for name, value in _checked_object(values, base).items():

@@ -1,6 +1,10 @@
-"""Checks types and ranges of JSON values by their shapes. A shape describes the values that are
-allowed: TEXT, FLAG, a range (least, greatest) of integers, [shape of the items], or
-{property: shape of its value}. A property with the name ANY stands for all others.
+"""Checks types and ranges of JSON values by their shapes. A shape describes the allowed values. It
+is one of:
+
+- TEXT or FLAG
+- a range (least, greatest) of integers
+- [shape of the items], for a list
+- {property: shape of its value}, for an object. A property with the name ANY stands for all others.
 
 `linux.resources`, `linux.seccomp` and `linux.intelRdt` stay JSON objects: the code that parses them
 gets them in the shapes below, without nulls. Unknown properties are passed on unchecked. Source:

@@ -1,8 +1,8 @@
-"""Values with named fields and slots, without the import cost of `dataclasses` (10 ms, which
-every verb would pay).
+"""Values with named fields and slots, without the import cost of `dataclasses` (10 ms, which every
+verb would pay).
 
 A class that derives from `Value` lists its fields as annotations, like a dataclass. The type
-checker sees a frozen dataclass; at run time nothing is generated, so a class costs microseconds.
+checker sees a frozen dataclass. At run time no code is generated, so a class costs microseconds.
 Defaults must be immutable.
 """
 
@@ -26,7 +26,7 @@ def _no_key(value: object) -> tuple[()]:
 
 @dataclass_transform(frozen_default=True)
 class _ValueType(type):
-    """Turns the annotations of a class into slots and keeps the defaults beside them."""
+    """Turns the annotations of a class into slots and stores their defaults in the class."""
 
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _ValueType:
         fields = tuple(namespace.get("__annotations__", ()))
@@ -42,7 +42,7 @@ class _ValueType(type):
 
 
 class Value(metaclass=_ValueType):
-    """A plain value: equality, hash and text go by its fields."""
+    """A plain value. Two values are equal if their classes and fields are equal."""
 
     # Only for the run: the type checker takes the signature from the annotations (PEP 681).
     if not TYPE_CHECKING:
