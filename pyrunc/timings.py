@@ -1,5 +1,5 @@
-"""Records the parts of a piece of work and their times, for the server's timeline. Parts are always
-recorded, because each costs only one read of the clock."""
+"""Measures the stages of an operation, for the server's timeline. Stages are always measured,
+because each costs only one read of the clock."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 class Timings:
-    """Measured parts of an operation. `noted`: (name, begin, end, index of the enclosing part or
-    -1) for each part, in seconds of CLOCK_MONOTONIC, enclosing parts first."""
+    """Measured stages of an operation. `noted`: (name, begin, end, index of the enclosing stage or
+    -1) for each stage, in seconds of CLOCK_MONOTONIC. An enclosing stage comes before those in
+    it."""
 
     __slots__ = ("_last_s", "noted")
 
@@ -23,13 +24,13 @@ class Timings:
         self._last_s = time.perf_counter()
 
     def end(self, name: str) -> None:
-        """Record the part `name`, which began when the last part ended."""
+        """Note the stage `name`, which began when the last stage ended."""
         now_s = time.perf_counter()
         self.noted.append((name, self._last_s, now_s, -1))
         self._last_s = now_s
 
     def include(self, parts: Sequence[Part]) -> None:
-        """Append parts that were recorded elsewhere; the next part begins now."""
+        """Append stages that were measured elsewhere. The next stage begins now."""
         shift = len(self.noted)
         for name, begin_s, end_s, parent in parts:
             self.noted.append((name, begin_s, end_s, parent + shift if parent >= 0 else -1))
@@ -39,11 +40,12 @@ class Timings:
 def of_launch(
     started_ns: int, times: Sequence[tuple[str, int]], texts: dict[str, str]
 ) -> list[Part]:
-    """Return the parts of a launch: its stages, and within a stage each timed line of the plan.
+    """Return the stages of a launch and, within a stage, each timed line of the plan. A clock that
+    was set during the launch makes them wrong.
 
-    `started_ns`: when the launch began, in ns of CLOCK_REALTIME. `times`: what
-    `launch.run.launch_steps` has put into its argument `times`. `texts`: number of a line -> its
-    text. A clock that was set during the launch makes the parts wrong.
+    - `started_ns`: when the launch began, in ns of CLOCK_REALTIME
+    - `times`: what `launch.run.launch_steps` has put into its argument `times`
+    - `texts`: number of a line -> its text
     """
     shift_ns = time.monotonic_ns() - time.time_ns()
     stages: list[Part] = []

@@ -1,4 +1,4 @@
-"""Undoes a failed piece of work: everything acquired pushes its undo step on one stack, which runs
+"""Undoes an operation that fails: each acquired object pushes its undo step on a stack, which runs
 in reverse.
 
 An undo step that fails is added to the exception as a note, so that its reader knows what was left
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class Undo:
-    """A stack of undo steps around a piece of work::
+    """A stack of undo steps around an operation::
 
-    with Undo() as undo:
-        os.mkdir(path)
-        undo.push(f"directory {path}", os.rmdir, path)
-        …
-        undo.commit()
+        with Undo() as undo:
+            os.mkdir(path)
+            undo.push(f"directory {path}", os.rmdir, path)
+            …
+            undo.commit()
 
     Leaving the block without `commit`, by an exception or not, runs the steps, the last one first.
     """
@@ -37,12 +37,12 @@ class Undo:
         self._steps.append((name, function, arguments))
 
     def commit(self) -> None:
-        """Drop all steps, because the work is done."""
+        """Drop all steps, because the operation has succeeded."""
         self._steps.clear()
 
     def run(self) -> list[str]:
-        """Undo all, last first; each step runs even if others failed. Returns a line for each
-        that failed."""
+        """Run all steps, the last one first, also after one has failed. Returns a line for each
+        step that failed."""
         failed = []
         while self._steps:
             name, function, arguments = self._steps.pop()

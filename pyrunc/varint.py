@@ -1,5 +1,5 @@
-"""Integers of any size as protobuf and HPACK encode them: seven bits to a byte, the lowest
-first; all bytes but the last have the high bit."""
+"""Integers of any size as protobuf and HPACK encode them: seven bits in a byte, the lowest first.
+All bytes but the last have the high bit."""
 
 from __future__ import annotations
 

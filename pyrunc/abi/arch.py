@@ -11,8 +11,12 @@ MACHINES = ("x86_64", "aarch64")
 
 
 class Arch:
-    """One 64-bit architecture. `syscalls`: the number of each system call; `audit`: its
-    AUDIT_ARCH_*; `o_directory`, `o_nofollow`: its values of these flags of open(2)."""
+    """One 64-bit architecture.
+
+    - `syscalls`: name of a system call -> its number
+    - `audit`: the architecture's AUDIT_ARCH_*
+    - `o_directory`, `o_nofollow`: its values of these flags of open(2)
+    """
 
     __slots__ = ("audit", "machine", "o_directory", "o_nofollow", "syscalls")
 

@@ -28,8 +28,8 @@ def enable(fd: int) -> bool:
     be open for reading, and no process may have the file open for writing.
 
     Returns True when the file is sealed, also if it was sealed before. Returns False if the file
-    system has no fs-verity, or lacks it with blocks of `BLOCK_BYTES`. Raises KernelError for all
-    other failures.
+    system has no fs-verity, or the kernel does not support blocks of `BLOCK_BYTES` there. Raises
+    KernelError for all other failures.
     """
     try:
         fcntl.ioctl(fd, FS_IOC_ENABLE_VERITY, _ENABLE.pack(1, SHA256, BLOCK_BYTES, 0, 0, 0, 0, 0))

@@ -1,2 +1,2 @@
 """Plans: what a start will do, in order. `build` turns a specification into a plan without touching
-anything, `show` prints the plan, `lower` turns it into the launcher's program."""
+the host, `show` prints the plan, `lower` turns it into the launcher's program."""

@@ -6,8 +6,8 @@ from pyrunc.records import Record
 
 
 class BindSource(Record):
-    """The source of a bind mount: its real path, whether it is a directory, and whether it is the
-    root directory of our own process."""
+    """The source of a bind mount. `path`: its real path; `is_our_root`: it is the root directory of
+    our process."""
 
     path: str
     is_directory: bool
@@ -16,11 +16,12 @@ class BindSource(Record):
     @property
     def is_in_every_namespace(self) -> bool:
         """Tell whether the container's process, in a copy of our mount namespace, can open the
-        source by its path and bind it.
+        source by its path and bind it. False for:
 
-        False for a pipe, which has no path. False for paths below /proc, where the process sees
-        other files than we do. False for our own root directory: the process has mounted the
-        container's root there, and would bind that as well.
+        - a pipe, which has no path
+        - paths below /proc, where the process sees other files than we do
+        - our own root directory: the process has mounted the container's root there, and would bind
+          that as well
         """
         return (
             self.path.startswith("/")

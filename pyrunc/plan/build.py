@@ -1,9 +1,9 @@
-"""Builds plans, the operations of a start in their order, from a specification. Pure: reads and
-changes nothing on the host.
+"""Builds plans, the operations of a start in their order, from a specification. Reads and changes
+nothing on the host.
 
 `build` plans a container's start, `build_exec` a process that enters a running container,
-`build_pause` a pod's pause process. The order: namespaces, mounts, pivot, terminal, what else needs
-root's rights, identity, execve.
+`build_pause` a pod's pause process. The order: namespaces, mounts, pivot, terminal, other
+operations that need root's rights, identity, execve.
 """
 
 from __future__ import annotations
@@ -135,8 +135,7 @@ def build_exec(
     linux: Linux, process: Process, host: HostFacts, options: ExecPlanOptions = ExecPlanOptions()
 ) -> Plan:
     """Plan an exec: the operations of a process that joins the namespaces of a running container,
-    and the steps of its parent. `linux` is that of the container's configuration. Raises
-    InvalidSpec."""
+    and the steps of its parent. `linux`: from the container's configuration. Raises InvalidSpec."""
     steps = steps_of_exec(linux, process, options.attached)
     load_filter = with_listener(options.load_filter, steps)
     warnings: list[str] = []
@@ -224,7 +223,7 @@ def build_pause(
 
 
 def _unsupported_flags(linux: Linux) -> list[str]:
-    """Return a warning if the personality has flags, which are ignored as by runc, because
+    """Return a warning if the personality has flags. Like runc, pyrunc ignores them, because
     runtime-spec defines none yet."""
     flags = linux.personality.flags if linux.personality is not None else ()
     return [f"linux.personality.flags: {', '.join(flags)} are ignored"] if flags else []
@@ -242,8 +241,11 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
 
 def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
     """Plan the namespaces: join the existing ones, clone the process into the new ones (and with
-    `cgroup` into its cgroup), set the new ones up. `pinned`: the runtime may not run on all CPUs,
-    so the new process's affinity is widened to all."""
+    `cgroup` into its cgroup), set the new ones up.
+
+    `pinned`: the runtime may not run on all CPUs. The new process then gets an affinity to all
+    CPUs.
+    """
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
     time = linux.namespace("time")

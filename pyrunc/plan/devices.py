@@ -1,8 +1,8 @@
 """Plans device files (the six that every container has, and those of the configuration) and the
 links in /dev.
 
-runtime-spec config-linux.md, "Default Devices" and "Dev symbolic links". A container that brings
-its own /dev by a bind mount keeps it unchanged.
+Source: runtime-spec config-linux.md, "Default Devices" and "Dev symbolic links". If the
+configuration binds a folder to /dev, this folder stays unchanged.
 """
 
 from __future__ import annotations
@@ -48,10 +48,13 @@ _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
 def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> list[Op]:
-    """Plan the device nodes, then the links; nothing if the container brings its own /dev by a bind
-    mount. A device of the configuration replaces the default one at its path, except /dev/ptmx,
-    which is a link. `outside`: path -> name of the descriptor of a node that the compiler has made
-    (`nodes_from_outside`)."""
+    """Plan the device nodes, then the links; nothing if the configuration binds a folder to /dev. A
+    device of the configuration replaces the default one at its path, except /dev/ptmx, which is a
+    link.
+
+    `outside`: path -> name of the descriptor of a node that the compiler has made
+    (`nodes_from_outside`).
+    """
     destinations = {normal(mount.destination): mount for mount in spec.mounts}
     # A bind at /dev is a folder of the host: nodes that are made in it would stay there.
     if _has_own_dev(destinations):
@@ -82,8 +85,11 @@ def may_make(host: HostFacts) -> bool:
 def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
     """Return the device nodes that the compiler makes on the host for a container with a user
     namespace, because mknod(2) is not permitted inside. FIFOs are left out; the container can make
-    them. Empty without a user namespace, without a mount namespace, and for a container that brings
-    its own /dev by a bind mount."""
+    them.
+
+    Empty without a user namespace, without a mount namespace, and if the configuration binds a
+    folder to /dev.
+    """
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
     if _has_own_dev({normal(mount.destination): mount for mount in spec.mounts}):
@@ -108,7 +114,7 @@ def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
 
 
 def _has_own_dev(destinations: Mapping[str, Mount]) -> bool:
-    """Tell whether the container brings its own /dev, which stays unchanged."""
+    """Tell whether the configuration binds a folder to /dev, which then stays unchanged."""
     dev = destinations.get("/dev")
     return dev is not None and is_bind(dev)
 

@@ -1,11 +1,16 @@
 """Plans a process's identity (limits, capabilities, groups, ids, working directory, filter), for a
 container's start and for an exec.
 
-Order: the bounding set is dropped while SETPCAP is held; groups and gid are set before the uid;
-capset follows the change of uid; ambient capabilities come last (capabilities(7)). Without
-no_new_privs a filter needs CAP_SYS_ADMIN, so it is loaded before the ids change. With no_new_privs
-it is loaded right before execve. Capabilities that the runtime does not hold are left out with a
-warning (runtime-spec 1.1).
+The order (capabilities(7)):
+
+- drop the bounding set, while the process has SETPCAP
+- set the groups and the gid, then the uid
+- set the capabilities by capset
+- set the ambient capabilities
+
+Without no_new_privs a filter needs CAP_SYS_ADMIN, so it is loaded before the ids change. With
+no_new_privs it is loaded right before execve. Capabilities that the runtime does not have are left
+out with a warning (runtime-spec 1.1).
 """
 
 from __future__ import annotations
@@ -82,7 +87,7 @@ def change(
     """Plan the change from the runtime's rights to those of the process. All operations after it,
     such as hooks and execve, run with the rights of the process.
 
-    The filter is loaded here only without no_new_privs. With no_new_privs, `build` has it loaded
+    Loads the filter here only without no_new_privs. With no_new_privs, `build` plans the filter
     later, so that it cannot forbid operations of the start. In a user namespace every capability
     can be dropped, but limits cannot be raised: the parent sets the limits from outside.
     """
@@ -122,8 +127,8 @@ def change(
 
 
 def environment(process: Process, home: str) -> tuple[str, ...]:
-    """Return `env` with each name once: the last value wins, at its position. HOME is appended when
-    it is missing or empty, with the value `home`, or `/` if `home` is empty."""
+    """Return `env` with each name once: the last value, at its position. A missing or empty HOME is
+    appended with the value `home`, or `/` if `home` is empty."""
     # glibc's getenv(3) returns the first of two values, bash keeps the last: all programs agree
     # only if there is one. The last wins, as in runc.
     by_name: dict[str, str] = {}

@@ -6,7 +6,7 @@ not inherit. The numbers are the same in every run, so a program can be stored.
 
 Paths below the container's root are resolved beneath the root's descriptor, missing folders are
 created one component at a time, and mounts go from descriptor to descriptor. So a symbolic link in
-an image, or one that is swapped in meanwhile, cannot lead outside (runc's CVE-2021-30465,
+an image, or one that is swapped in during the start, cannot lead outside (runc's CVE-2021-30465,
 CVE-2024-45310, CVE-2025-31133, CVE-2025-52565).
 """
 
@@ -31,8 +31,8 @@ CLOCK_REALTIME = 0
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     """Lower a plan to a program for one architecture (`uname -m`; default: this machine's).
 
-    `timed`: the program sends a TIME message after each operation, until it loads a filter, which
-    may refuse clock_gettime(2), or sends READY.
+    `timed`: the program sends a TIME message after each operation. It stops when it sends READY, or
+    loads a filter, which may refuse clock_gettime(2).
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)

@@ -80,9 +80,9 @@ def mount_fs(low: Lowering, op: m.MountFs) -> None:
 
 
 def _new_filesystem(low: Lowering, op: m.MountFs) -> Slot:
-    """Emit the calls that create a filesystem as a detached mount; where the kernel refuses that
-    with EPERM, they clone the host's mount at `op.fallback` instead. Returns the slot of the
-    mount."""
+    """Emit the calls that create a filesystem as a detached mount; return the slot of the mount.
+    Where the kernel refuses that with EPERM, the calls clone the host's mount at `op.fallback`
+    instead."""
     if not op.fallback:
         return low.filesystem(op.type, op.source, op.options, op.attributes)
     a, refused, done = low.a, low.a.label(), low.a.label()
@@ -184,8 +184,8 @@ def _open_source(low: Lowering, op: m.MountTree) -> Slot:
 
 def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
     """Emit the open of a mount's destination and a check that it is not inside procfs, whose files
-    the container trusts. The check of the configuration cannot see this when a link in the image
-    leads into procfs (CVE-2019-16884)."""
+    the container trusts. The check of the configuration is not enough, because a link in the image
+    may lead into procfs (CVE-2019-16884)."""
     place = low.place(path, directory)
     low.a.sys("fstatfs", place, low.scratch)
     kind = low.a.field(low.scratch, 0, 8)
@@ -196,8 +196,8 @@ def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
 
 def require_proc(low: Lowering, tree: Operand, note: str) -> None:
     """Emit a check that `tree`, a descriptor of a mount or folder, is the root directory of a
-    procfs. Otherwise, also for a bind of a folder of procfs, the program fails with EPERM and
-    `note`."""
+    procfs. If it is not, the program fails with EPERM and `note`, also for a bind of a folder of
+    procfs."""
     a = low.a
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)
@@ -264,7 +264,7 @@ def attach_device(low: Lowering, op: m.AttachDevice) -> None:
 def _require_same_device(
     low: Lowering, op: m.MakeDevice, folder: Slot, name: str, kind: int
 ) -> None:
-    """Emit a check that the existing file is the device of the configuration (runtime-spec,
+    """Emit a check that the existing file is the device in the configuration (runtime-spec,
     linux.devices)."""
     a = low.a
     buffer = low.scratch
@@ -313,10 +313,12 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
 
 
 def cover_root(low: Lowering, op: m.CoverRoot) -> None:
-    """Emit the mount of the new root over the old one, as switch_root(8) does it; the old root's
-    files are not deleted. Before that, each path in `op.hide` is unmounted. If the kernel refuses
-    that, because the mount is locked in a user namespace, an empty folder is mounted over the
-    path."""
+    """Emit the mount of the new root over the old one, as switch_root(8) does it. The old root's
+    files are not deleted.
+
+    Before that, each path in `op.hide` is unmounted. If the kernel refuses that, because the mount
+    is locked in a user namespace, an empty folder is mounted over the path.
+    """
     a = low.a
     for place in op.hide:
         gone, locked = a.label(), a.label()
@@ -385,8 +387,8 @@ def make_folder(low: Lowering, op: m.MakeFolder) -> None:
 
 
 def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
-    """Emit the open of a pty of the container's own devpts, by descriptors alone: a path could be
-    swapped (CVE-2025-52565)."""
+    """Emit the open of a pty of the container's devpts. Only descriptors are used, because a path
+    could be swapped (CVE-2025-52565)."""
     a = low.a
     if op.of_host:
         master = a.slot(4)
@@ -427,9 +429,9 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
 
 
 def _console_place(low: Lowering) -> Slot:
-    """Emit the open (O_PATH) of the container's /dev/console, created when it is missing; returns
-    the slot. A symbolic link ends the program with an error, because it would lead the terminal's
-    mount elsewhere (CVE-2025-52565)."""
+    """Emit the open (O_PATH) of the container's /dev/console, which is made if it is missing;
+    return the slot. A symbolic link ends the program with an error, because the terminal would be
+    mounted at the link's target (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
     exists = low.a.label()

@@ -83,8 +83,8 @@ def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    """Emit the writes that set the process's label, before the clone, in the runtime's own /proc.
-    With SELinux they set the label of its session keyring as well."""
+    """Emit the writes to the runtime's /proc that set the process's label, before the clone. With
+    SELinux they also set the label of its session keyring."""
     label = op.label.encode("utf-8", "surrogateescape")
     if op.module == "apparmor":
         _write_own(
@@ -190,8 +190,8 @@ def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
 
 
 def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
-    """Emit the write of a sysctl beneath a private procfs, across no mount and no link
-    (CVE-2025-52881)."""
+    """Emit the write of a sysctl beneath a private procfs. A mount or link on the path ends the
+    program with an error (CVE-2025-52881)."""
     a, content = low.a, op.value.encode("utf-8", "surrogateescape")
     resolve = macros.BENEATH | f.RESOLVE_NO_XDEV
     path = f"sys/{op.path}"
@@ -361,8 +361,8 @@ def _check_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
 
 
 def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
-    """Return a text for E2BIG: which argument or variable is too long, or how long all are
-    together. Empty when they cannot exceed a limit.
+    """Return a text for E2BIG that names the argument or variable that is too long, or the length
+    of all together. Empty when they cannot exceed a limit.
 
     Limits of execve(2): MAX_ARG_STRLEN bytes in one string. For all strings, plus a pointer for
     each: a quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
@@ -392,11 +392,11 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """Emit the execve of the container's command. Before that, the program closes all descriptors
-    but stdio, the next `op.preserve` ones, and the socket for errors.
+    """Emit the execve of the container's command. Before it, emit the close of all descriptors but
+    stdio, the next `op.preserve` ones, and the socket for errors.
 
-    A failure of execve is sent to `start` on its connection or, in a plan without `start`, to the
-    parent on the synchronisation socket.
+    If execve fails, the program sends the error to `start` on its connection or, in a plan without
+    `start`, to the parent on the synchronisation socket.
     """
     a = low.a
     # The socket for errors stays open; execve closes it.
@@ -414,9 +414,12 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
-    """Emit the execve of the first of `paths` that works, with the arguments at `low.argv` and the
-    environment at `low.envp`. If none works, `low.result` has the negative errno. `name`: the
-    command as the configuration names it."""
+    """Emit an execve of each of `paths`, with the arguments at `low.argv` and the environment at
+    `low.envp`. The program stops at the first one that works. If none works, `low.result` has the
+    negative errno.
+
+    `name`: the command's name in the configuration.
+    """
     a, result = low.a, low.result
     macros.execute(a, paths, low.argv, low.envp, result=result)
     if "/" not in name:
@@ -435,8 +438,8 @@ def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> Non
 
 def _close_all_but(low: Lowering, *names: str) -> None:
     """Emit the close of all descriptors but stdio, the preserved ones, the synchronisation socket
-    and those called `names` in the plan, because a container may wait for `start` for a long
-    time."""
+    and those called `names` in the plan. A container may wait for `start` for a long time, and must
+    not have others open."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)
 
@@ -450,11 +453,11 @@ def end_by_signals(low: Lowering, op: m.EndBySignals) -> None:
 
 
 def await_start(low: Lowering, op: m.AwaitStart) -> None:
-    """Emit the calls that accept one connection of `start` and wait for its byte. `start` then
-    reads the result from the connection: a negative errno (i32) if execve has failed, end of file
-    if it has succeeded.
+    """Emit the calls that accept one connection of `start` and wait for its byte. They also close
+    the synchronisation socket, because the process that created the container has ended.
 
-    They close the synchronisation socket, because the process that created the container has ended.
+    `start` then reads the result from the connection: a negative errno (i32) if execve has failed,
+    end of file if it has succeeded.
     """
     a, listening = low.a, low.numbers[op.descriptor]
     if not low.filtered:
@@ -488,8 +491,8 @@ def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
 
 
 def run_hook(low: Lowering, op: m.RunHook) -> None:
-    """Emit the start of a startContainer hook in a child of the process. A hook that fails ends the
-    process."""
+    """Emit the start of a startContainer hook in a child of the process. If the hook fails, the
+    process ends."""
     a = low.a
     pid = low.a.slot(4)
     child = low.a.label()
@@ -522,7 +525,7 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
 
 def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
     """Emit a STATUS message with the hook's index and wait status (-1: killed after its timeout),
-    and the end of the process with exit code 1.
+    and the exit of the process with code 1.
 
     If `start` waits, STATUS goes to `start`, followed by the hook's stderr. Otherwise STATUS goes
     to the parent, which reads the hook's stderr from the file `op.errors`.

@@ -1,4 +1,4 @@
-"""Lowers one plan's operations: `Lowering` has the assembler, the descriptors' numbers and the data
+"""Lowers one plan's operations. `Lowering` has the assembler, the descriptors' numbers and the data
 that operations share.
 
 Its methods, and the functions of `lower_mount` and `lower_process`, emit system calls: the program
@@ -61,8 +61,11 @@ class Lowering:
     def __init__(
         self, a: PlanAssembler, numbers: dict[str, int], cache: LoweringCache | None = None
     ) -> None:
-        """Begin to append to `a`. `numbers`: the descriptor number of each name in the plan.
-        `cache`: the cache whose data block was copied into `a`; None if `a` is empty."""
+        """Begin to append operations to `a`.
+
+        - `numbers`: the descriptor number of each name in the plan
+        - `cache`: the cache whose data block was copied into `a`; None if `a` is empty
+        """
         self.a = a
         self.numbers = numbers
         self.sync_number = max(numbers.values(), default=2) + 1
@@ -86,15 +89,17 @@ class Lowering:
 
     def forget(self) -> None:
         """Forget the slots of descriptors that earlier operations opened, so that later operations
-        open their own. The program does not close these descriptors."""
+        emit new opens. The program does not close the earlier descriptors."""
         self.mask = self.null = self.entered = None
         self._folders.clear()
 
     def reuse(self, lower: Callable[..., None], *arguments: Hashable) -> None:
         """Emit the operations of `lower(self, *arguments)`, from the cache if they are there. They
-        are cached at the second call with the same arguments (`LoweringCache.append`). `lower` may
-        depend only on its arguments and, in a plan with the descriptor of a root, on the number of
-        this descriptor."""
+        are cached at the second call with the same arguments (`LoweringCache.append`).
+
+        `lower` may depend only on its arguments and, in a plan with the descriptor of a root, on
+        the number of this descriptor.
+        """
         cache = self._cache
         if cache is None or not cache.append(self.a, lower, arguments):
             lower(self, *arguments)
@@ -103,8 +108,8 @@ class Lowering:
 
     def container_root(self) -> Operand:
         """Return the descriptor of the container's root. The plan of an exec has no such
-        descriptor: emit the call that opens `/` instead, because the process is inside the
-        container already."""
+        descriptor, because its process is inside the container. For an exec, emit the call that
+        opens `/`."""
         if isinstance(self.root, int) and self.root < 0:
             self.root = slot = self.a.slot(4)
             self.a.sys(
@@ -125,16 +130,18 @@ class Lowering:
         resolve: int = IN_ROOT,
         missing: Label | None = None,
     ) -> Slot:
-        """Emit the open of a path inside the container's root; returns the slot of its descriptor.
-        `missing`: the label to go to when the path does not exist; without a label, a missing path
-        ends the program with an error."""
+        """Emit the open of a path inside the container's root; return the slot of its descriptor.
+
+        `missing`: the label to which the program jumps when the path does not exist. Without a
+        label, a missing path ends the program with an error.
+        """
         skip = {} if missing is None else {ENOENT: missing, ENOTDIR: missing}
         root = self.container_root()
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
 
     def folder(self, path: str) -> Slot:
-        """Emit the open (O_PATH) of the directory `path` of the container, which is made if it is
-        missing, with missing parents. Returns its slot; the caller emits no close.
+        """Emit the open (O_PATH) of the directory `path` of the container; return its slot. Missing
+        directories on the path are made. The caller emits no close.
 
         Later calls for the same path return the same slot, until something is mounted.
         """
@@ -144,8 +151,8 @@ class Lowering:
         return slot
 
     def parent(self, path: str) -> tuple[Slot, str]:
-        """Emit the open of the directory that contains `path`, which is made if it is missing.
-        Returns its slot, for which the caller emits no close, and the last name of `path`."""
+        """Emit the open of the directory that contains `path`; return its slot and the last name of
+        `path`. A missing directory is made. The caller emits no close."""
         above, _, name = path.rpartition("/")
         return self.folder(above or "/"), name
 
@@ -162,8 +169,8 @@ class Lowering:
 
     def ordinary_folder(self, path: str) -> Slot:
         """Emit the open of the directory for procfs or sysfs, which is made if it is missing. A
-        path with a symlink is refused, so that an image cannot redirect them (CVE-2019-19921,
-        CVE-2023-27561)."""
+        symlink in the path ends the program with an error, so that an image cannot redirect the
+        mount (CVE-2019-19921, CVE-2023-27561)."""
         a, root = self.a, self.container_root()
         opened, missing, wrong = a.label(), a.label(), a.label()
         name = path.lstrip("/")
@@ -197,8 +204,8 @@ class Lowering:
         propagation: int = 0,
         recursive: bool = False,
     ) -> None:
-        """Emit mount_setattr(2) on a mount's descriptor. If `to_set` has an atime attribute, all
-        other atime attributes are cleared."""
+        """Emit mount_setattr(2) on a mount's descriptor. An atime attribute in `to_set` also clears
+        all other atime attributes."""
         # mount_setattr(2): the atime settings are an enumeration, and EINVAL answers a change that
         # does not name the whole field in attr_clr.
         if to_set & mnt.MOUNT_ATTR__ATIME:
@@ -216,12 +223,12 @@ class Lowering:
         attributes: int,
         refused: Label | None = None,
     ) -> Slot:
-        """Emit the calls that create a filesystem as a detached mount; returns the slot of the
-        mount. `refused`: the label to go to on EPERM.
+        """Emit the calls that create a filesystem as a detached mount; return the slot of the
+        mount. `refused`: the label to which the program jumps on EPERM.
 
         If the user namespace does not map the group of a devpts (5, `tty`), the devpts is mounted
         without the option `gid`, and its terminals have the group of their opener. The kernel
-        refuses an unmapped group with EINVAL when the option is set. Older kernels do so when the
+        refuses an unmapped group with EINVAL when the option is set, older kernels when the
         filesystem is created. The program continues after either error.
         """
         a = self.a
@@ -265,8 +272,11 @@ class Lowering:
         rules: dict[int, Label],
     ) -> None:
         """Emit fsopen(2) of a filesystem of type `kind`, and fsconfig(2) of its source and options.
-        `rules`: errno of fsopen -> label. `refusal`: the errno to ignore for the option `gid`,
-        which the kernel may refuse for an unmapped group; 0 for none."""
+
+        - `refusal`: the errno to ignore for the option `gid`, which the kernel may refuse for an
+          unmapped group; 0 for none
+        - `rules`: errno of fsopen -> label
+        """
         a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)
         if source:
@@ -279,14 +289,14 @@ class Lowering:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
 
     def new_mask(self) -> Slot:
-        """Emit the calls that create a detached, empty, read-only tmpfs, with which folders are
-        masked; returns the slot of the mount."""
+        """Emit the calls that create a detached, empty, read-only tmpfs, by which folders are
+        masked; return the slot of the mount."""
         return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Emit the call that puts into `store` a detached tmpfs which hides a directory: a clone of
-        the mask, or a new tmpfs where the kernel cannot clone detached mounts (Linux before
-        6.15)."""
+        """Emit the call that puts into `store` a detached tmpfs which hides a directory. It is a
+        clone of the mask, or a new tmpfs where the kernel cannot clone detached mounts (Linux
+        before 6.15)."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:

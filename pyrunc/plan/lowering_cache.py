@@ -47,7 +47,7 @@ SEEN_AT_MOST = 1000
 
 
 class PlanLine(Line):
-    """The plan's line of an operation; its text is made only when the operation fails."""
+    """The plan's line of an operation. Its text is built only when the operation fails."""
 
     __slots__ = ("op",)
 
@@ -102,9 +102,11 @@ class PlanAssembler(Assembler):
         return fragment
 
     def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
-        """Append a fragment; this assembler must have the fragment's data. `lines`: the plan's line
-        for each operation of the plan in the fragment. Without `lines`, the whole fragment belongs
-        to the line that was passed to `at`."""
+        """Append a fragment; this assembler must have the fragment's data.
+
+        `lines`: the plan's line of each operation in the fragment. Without `lines`, the whole
+        fragment belongs to the line that was passed to `at`.
+        """
         start = len(self._packed)
         self._packed += fragment.packed
         self._calls += fragment.calls
@@ -155,9 +157,11 @@ class LoweringCache:
         self, a: PlanAssembler, lower: Callable[..., None], arguments: tuple[Hashable, ...]
     ) -> bool:
         """Append the cached operations of `lower(lowering, *arguments)` to `a`, whose data begins
-        with a copy of the shared block. Returns False, and appends nothing, if they are not cached.
-        The second call with the same arguments caches them for later copies, unless the cache is
-        full."""
+        with a copy of the shared block. If they are not cached, append nothing and return False.
+
+        The second call with the same arguments caches them for later copies of the block, unless
+        the cache is full.
+        """
         key = lower, arguments
         fragment = self._fragments.get(key)
         # A fragment that is younger than the copy has data that the copy lacks.
@@ -179,8 +183,10 @@ class LoweringCache:
         self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
     ) -> dict[int, tuple[int, Fragment]]:
         """Return the fragments of a plan: index in `ops` of the first operation -> (number of
-        operations, fragment). Makes and caches missing fragments until the cache is full. `calls`:
-        class of an operation -> function that lowers it."""
+        operations, fragment). Makes and caches missing fragments until the cache is full.
+
+        `calls`: class of an operation -> function that lowers it.
+        """
         by_start = {}
         for start, end in _spans(ops):
             key = ops[start:end]
@@ -209,8 +215,8 @@ class LoweringCache:
 
 
 def _spans(ops: tuple[Op, ...]) -> list[tuple[int, int]]:
-    """Return (begin, end) indices in `ops` of the operations that become one fragment. Other
-    operations are not cached."""
+    """Return (begin, end) indices in `ops` for each run of operations that becomes one fragment.
+    Other operations are not cached."""
     spans, index, size = [], 0, len(ops)
     while index < size:
         kind, end = type(ops[index]), index + 1

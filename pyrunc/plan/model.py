@@ -6,7 +6,7 @@ waits for its parent: `Sync`, or a `LoadFilter` with a listener. The parent carr
 order before the process goes on. `show` has a text for each class, `lower` the system calls of each
 operation, and `launch.steps` the code of each step; a test checks that none is missing.
 
-Descriptors appear by name (`root`, `cgroup`, `tree:3`, `namespace:network`); the launching process
+Descriptors have names (`root`, `cgroup`, `tree:3`, `namespace:network`); the launching process
 opens them. Paths of the container are absolute and are resolved beneath its root when the operation
 runs.
 """
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Op(Value):
-    """One operation of a plan: the launcher runs those up to `Clone`, the process that it clones
-    runs the others."""
+    """One operation of a plan. The launcher carries out those up to `Clone`; the process that it
+    clones carries out the others."""
 
 
 class ParentStep(Value):
@@ -82,9 +82,12 @@ class WriteHookState(ParentStep):
 
 
 class RunHooks(ParentStep):
-    """Run all hooks of one kind, one after the other. With a `folder`, the hooks run in these
-    `namespaces` of the process and have `folder` as their working directory. Without one, they run
-    in the runtime's namespaces."""
+    """Run all hooks of one kind, one after the other. By default they run in the runtime's
+    namespaces.
+
+    `folder`: if not empty, the hooks run in these `namespaces` of the process, with `folder` as
+    their working directory.
+    """
 
     kind: str
     hooks: tuple[Hook, ...]
@@ -93,8 +96,8 @@ class RunHooks(ParentStep):
 
 
 class SetLimits(ParentStep):
-    """Set resource limits of a process in a user namespace, where it may not raise them itself
-    (prlimit(2))."""
+    """Set resource limits of a process in a user namespace (prlimit(2)), because the process itself
+    may not raise them."""
 
     limits: tuple[Rlimit, ...]
 
@@ -116,8 +119,8 @@ class SendListener(ParentStep):
 
 
 class Prepare(Op):
-    """Name the process, restore the two signals that posix_spawn leaves ignored, become
-    non-dumpable."""
+    """Name the process, restore the two signals that posix_spawn leaves ignored, and make the
+    process non-dumpable."""
 
     name: str = "pyrunc:init"
 
@@ -129,7 +132,8 @@ class SetOomScore(Op):
 
 
 class SetExecLabel(Op):
-    """Set the LSM label of the next execve; `module` is `apparmor` or `selinux`."""
+    """Set the LSM label that the process gets at its next execve. `module`: `apparmor` or
+    `selinux`."""
 
     module: str
     label: str
@@ -143,7 +147,7 @@ class Join(Op):
 
 
 class JoinProcess(Op):
-    """Enter the namespaces `kinds` of the process behind a pidfd, all by one setns(2)."""
+    """Enter the namespaces `kinds` of the process behind a pidfd by one setns(2)."""
 
     kinds: tuple[str, ...]
     descriptor: str
@@ -162,8 +166,8 @@ class SetAffinity(Op):
 
 
 class Clone(Op):
-    """Clone the container's process as a child of the runtime, in new namespaces `kinds` and, with
-    `cgroup`, in its cgroup."""
+    """Clone the container's process as a child of the runtime, in new namespaces of these `kinds`.
+    `cgroup`: in its cgroup."""
 
     kinds: tuple[str, ...]
     cgroup: bool
@@ -173,22 +177,23 @@ class Clone(Op):
 
 
 class Sync(Op):
-    """Report that `point` is reached, and wait until the parent has done its `steps`."""
+    """Report that the process has reached `point`, and wait until the parent has carried out its
+    `steps`."""
 
     point: str
     steps: tuple[ParentStep, ...] = ()
 
 
 class BecomeRoot(Op):
-    """Take uid and gid 0 of the user namespace."""
+    """Set uid and gid to 0 of the user namespace."""
 
 
 class NewSession(Op):
-    """Lead a new session without a terminal."""
+    """Make the process the leader of a new session without a terminal."""
 
 
 class NewKeyring(Op):
-    """Join the session keyring `name`, created if there is none, so that the process cannot reach
+    """Join the session keyring `name`, which is made if it is missing. So the process cannot reach
     the caller's keys."""
 
     name: str
@@ -196,46 +201,51 @@ class NewKeyring(Op):
 
 
 class LoopbackUp(Op):
-    """Bring up `lo`."""
+    """Bring up the network interface `lo`."""
 
 
 class SetPropagation(Op):
     """Set the propagation of `/` in the new mount namespace, which is a copy of the runtime's.
-    `flags`: MS_* flags; with MS_REC the mounts below `/` get the propagation as well."""
+
+    `flags`: MS_* flags. MS_REC sets the propagation of the mounts below `/` as well.
+    """
 
     flags: int
 
 
 class AttachRoot(Op):
-    """Attach the detached root mount in the container's mount namespace at `place`. That is `/` or,
-    if there are createContainer hooks, a folder in which the hooks find the root. `propagation`:
-    MS_* flags for the mount."""
+    """Attach the detached root mount in the container's mount namespace.
+
+    - `propagation`: MS_* flags for the mount
+    - `place`: `/` or, if there are createContainer hooks, a folder in which the hooks find the root
+    """
 
     propagation: int
     place: str = "/"
 
 
 class AttachEmptyRoot(Op):
-    """Use a read-only empty tmpfs with a few folders and files as root (a pod's pause process)."""
+    """Make a read-only tmpfs with a few folders and files the root of a pod's pause process."""
 
     folders: tuple[str, ...]
 
 
 class AttachMount(Op):
-    """Attach a detached mount itself, not a clone of it, on a folder of the root."""
+    """Attach a detached mount at a folder of the root. The mount is not cloned."""
 
     path: str
     descriptor: str
 
 
 class MountFs(Op):
-    """Mount a new instance of a filesystem. `options` are the filesystem's own (key, value), with
-    the value None for a flag; `attributes` are MOUNT_ATTR_*.
+    """Mount a new instance of a filesystem.
 
-    `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs).
-    `fallback`: path of the host's mount that is bound instead, as a slave, where the kernel refuses
-    a new instance. It does so in a user namespace that does not own the network or cgroup
-    namespace.
+    - `options`: the filesystem's options as (key, value), with the value None for a flag
+    - `attributes`: MOUNT_ATTR_*
+    - `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs)
+    - `fallback`: path of the host's mount that is bound instead, as a slave, where the kernel
+      refuses a new instance. It does so in a user namespace that does not own the network or cgroup
+      namespace.
     """
 
     destination: str
@@ -256,18 +266,17 @@ LINK_CAME = "there was no link in the path when it was looked up"
 class MountTree(Op):
     """Attach a detached clone of a host mount (a bind) at `destination`.
 
+    - `descriptor`: the name of the clone that the runtime has made. Empty: the container's process
+      clones `source`.
+    - `source`: a path in the process's copy of the runtime's mounts. A symbolic link in it is an
+      error, because the path is already resolved.
+    - `recursive`: clone the mounts below `source` as well
     - `set`, `clear`: MOUNT_ATTR_* for this mount
     - `recursive_set`, `recursive_clear`: MOUNT_ATTR_* for this mount and the mounts below it
     - `propagation`: MS_* flags
-
-    The runtime makes the clone and passes it as `descriptor`. If `descriptor` is empty, the
-    container's process clones `source` in its copy of the runtime's mounts, with the mounts below
-    it if `recursive`. A symbolic link in `source` is then an error, because the path is already
-    resolved.
-
-    `in_root`: `source` is a path in the container's root instead. The process resolves it there
-    after the earlier mounts; symbolic links cannot lead out of the root. Whether it is a directory
-    is seen only then, so `directory` has no meaning.
+    - `in_root`: `source` is a path in the container's root instead, which the process resolves
+      after the earlier mounts. Symbolic links cannot lead out of the root. Only then is it known
+      whether the source is a directory, so `directory` has no meaning.
     """
 
     destination: str
@@ -286,9 +295,9 @@ class MountTree(Op):
 
 class MakeDevice(Op):
     """Make a device file with this owner and mode. An existing file must be the same device.
-    `fresh`: the directory is new, so an existing file is an error.
 
-    `bind`: where mknod(2) is refused (EPERM), bind the host's device.
+    - `fresh`: the directory is new, so an existing file is an error
+    - `bind`: where mknod(2) is refused (EPERM), bind the host's device
     """
 
     path: str
@@ -303,15 +312,16 @@ class MakeDevice(Op):
 
 
 class AttachDevice(Op):
-    """Attach a device file that was made outside, as a detached mount, because the container's
-    user namespace may make none."""
+    """Attach a device file that the runtime has made, as a detached mount. The container's user
+    namespace may not make devices."""
 
     device: MakeDevice
     descriptor: str
 
 
 class Symlink(Op):
-    """Make a symbolic link in the container; an existing file stays unless `over`."""
+    """Make a symbolic link in the container. `over`: replace an existing file; otherwise an
+    existing file stays."""
 
     path: str
     target: str
@@ -323,12 +333,12 @@ class PivotRoot(Op):
 
 
 class CoverRoot(Op):
-    """Mount the root over `/` without pivot_root, which a root on a ramdisk does not permit; the
+    """Mount the root over `/` without pivot_root, which a root on a ramdisk does not permit. The
     old root stays beneath it.
 
-    `hide`: mount points in the old root at which the root directory of a procfs or sysfs is
-    mounted; masked files could be read there. `move`: the root is attached elsewhere, and is moved
-    onto `/` first.
+    - `move`: the root is attached elsewhere, and is moved onto `/` first
+    - `hide`: mount points of complete procfs and sysfs mounts in the old root. Masked files could
+      be read there.
     """
 
     move: bool
@@ -343,7 +353,7 @@ class ShareRoot(Op):
 
 
 class ChangeRoot(Op):
-    """Change the root by chroot, for a container without its own mount namespace."""
+    """Change the root by chroot, for a container without a new mount namespace."""
 
 
 class LabelMount(Op):
@@ -368,10 +378,11 @@ class MakeFolder(Op):
 
 
 class OpenTerminal(Op):
-    """Open a terminal in the container's devpts: send the master to the parent, make the slave
-    stdio and (if `console`) /dev/console.
+    """Open a terminal in the container's devpts: send the master to the parent, and make the slave
+    stdio.
 
-    `of_host`: in the devpts of the host, for a container without its own mount namespace.
+    - `console`: make the slave /dev/console, too
+    - `of_host`: use the devpts of the host, for a container without a new mount namespace
     """
 
     size: ConsoleSize | None
@@ -408,17 +419,17 @@ class SetSysctl(Op):
 
 
 class ReadonlyPath(Op):
-    """Bind the path on itself, read-only; a missing path is skipped."""
+    """Bind the path on itself, read-only. A missing path is skipped."""
 
     path: str
 
 
 class MaskPath(Op):
-    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null; a missing
+    """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null. A missing
     path is skipped.
 
-    `copy`: all masked directories get clones of one tmpfs; the kernel must be able to clone
-    detached mounts.
+    `copy`: mask all directories by clones of one tmpfs. The kernel must be able to clone detached
+    mounts.
     """
 
     path: str
@@ -459,7 +470,7 @@ class SetLimit(Op):
 
 
 class DropBounding(Op):
-    """Drop all capabilities but `keep` (numbers) from the bounding set; `last` is the kernel's
+    """Drop all capabilities but `keep` (numbers) from the bounding set. `last`: the kernel's
     highest number."""
 
     keep: tuple[int, ...]
@@ -471,7 +482,7 @@ class SetGroups(Op):
 
 
 class SetIds(Op):
-    """Set all uids and gids; `keep` keeps the permitted capabilities over the change."""
+    """Set all uids and gids. `keep`: keep the permitted capabilities over the change."""
 
     uid: int
     gid: int
@@ -479,8 +490,8 @@ class SetIds(Op):
 
 
 class SetCapabilities(Op):
-    """Set the capability sets, as bit masks; ambient ones are raised one by one, and those that
-    the kernel refuses are skipped."""
+    """Set the capability sets, which are bit masks. The `ambient` capabilities are numbers and are
+    raised one by one; those that the kernel refuses are skipped."""
 
     effective: int
     permitted: int
@@ -494,7 +505,7 @@ class ForbidNewPrivileges(Op):
 
 class TryFolder(Op):
     """Change the working directory with root's rights, before a filter can forbid it. If that is
-    not permitted, `EnterFolder` tries again as the user.
+    not permitted, `EnterFolder` tries again later with the user's rights.
 
     The directory must be below the root (CVE-2024-21626).
     """
@@ -503,16 +514,17 @@ class TryFolder(Op):
 
 
 class EnterFolder(Op):
-    """Change the working directory as the user if `TryFolder` was refused, with the same check."""
+    """Change the working directory with the user's rights, if `TryFolder` was refused. The
+    directory must be below the root."""
 
     path: str
 
 
 class LoadFilter(Op):
-    """Load a seccomp filter: `instructions` are sock_filter bytes.
+    """Load a seccomp filter. `instructions`: sock_filter bytes.
 
-    With `listener` the kernel also makes a notification descriptor; the process then waits until
-    the parent has fetched that descriptor and carried out `steps`.
+    `listener`: the kernel also makes a notification descriptor. The process then waits until the
+    parent has fetched this descriptor and carried out `steps`.
     """
 
     instructions: bytes
@@ -533,15 +545,15 @@ class Ready(Op):
 
 
 class EndBySignals(Op):
-    """Make these signals end the process until execve. Otherwise the kernel would drop them,
-    because the process is the first of its pid namespace."""
+    """Make these signals end the process as long as it has not executed its command. Otherwise the
+    kernel would drop them, because the process is the first of its pid namespace."""
 
     numbers: tuple[int, ...]
 
 
 class AwaitStart(Op):
-    """Wait on the start socket for the byte of `start`; later failures are sent to that
-    connection."""
+    """Wait on the start socket for the byte of `start`. Later failures are sent to the connection
+    of `start`."""
 
     descriptor: str
 
@@ -555,8 +567,8 @@ class RunHook(Op):
     The failure, with the beginning of the hook's stderr, is reported to `start` or, in a plan
     without `start`, to the parent.
 
-    `descriptor`: name of the descriptor that becomes the hook's stdin, with the container's state.
-    `errors`: name of the descriptor that becomes its stderr.
+    - `descriptor`: name of the descriptor that becomes the hook's stdin, with the container's state
+    - `errors`: name of the descriptor that becomes the hook's stderr
     """
 
     index: int
@@ -569,7 +581,7 @@ class RunHook(Op):
 
 
 class Execute(Op):
-    """Close all descriptors but stdio and the next `preserve` ones, then execute the command
+    """Close all descriptors but stdio and the next `preserve` ones. Then execute the command
     `args[0]`, which is looked up in PATH of `env`."""
 
     args: tuple[str, ...]
@@ -578,7 +590,7 @@ class Execute(Op):
 
 
 class ExecuteDescriptor(Op):
-    """Execute the file behind a descriptor (the pod's pause process)."""
+    """Execute the file behind a descriptor: `pause` in a pod's pause process."""
 
     descriptor: str
     args: tuple[str, ...]
@@ -622,7 +634,7 @@ class HostFacts(Value):
 
     @property
     def lowers_oom_score(self) -> bool:
-        """Tell whether we may lower oom_score_adj: CAP_SYS_RESOURCE counts in the machine's user
+        """Tell whether we may lower oom_score_adj. CAP_SYS_RESOURCE permits it in the initial user
         namespace only (proc_pid_oom_score_adj(5))."""
         return not self.in_user_namespace and bool(
             self.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1
@@ -661,8 +673,8 @@ class RootfsFacts(Value):
 
 
 class Plan(Value):
-    """`ops`: the operations in order. `warnings`: a line for each setting of the configuration that
-    is left out."""
+    """The operations in order, and a warning for each setting of the configuration that is left
+    out."""
 
     ops: tuple[Op, ...]
     warnings: tuple[str, ...] = ()

@@ -1,9 +1,9 @@
 """Plans the entries of `mounts`: sorts options into attributes, propagation and options of the
 filesystem.
 
-The option table is runtime-spec 1.3 config.md as runc reads it: the last occurrence wins, and a
-bind changes only the named attributes. Recursive options (`rro`) change the mount and all mounts
-below it, after all other options of the mount.
+The options have the meaning of runtime-spec 1.3 config.md, as runc reads it: the last occurrence
+wins, and a bind changes only the named attributes. Recursive options (`rro`) change the mount and
+all mounts below it, after all other options of the mount.
 """
 
 from __future__ import annotations
@@ -153,9 +153,12 @@ def _options(mount: Mount) -> MountOptions:
 def operations(
     mount: Mount, index: int, linux: Linux, host: HostFacts, facts: RootfsFacts, warnings: list[str]
 ) -> tuple[Op, ...]:
-    """Return the operations for `mounts[index]` of the configuration. There is one for the mount. A
-    second one sets the SELinux label of an mqueue, which takes no label as a mount option. Appends
-    to `warnings`. Raises InvalidSpec."""
+    """Return the operations for `mounts[index]` of the configuration. Appends to `warnings`. Raises
+    InvalidSpec.
+
+    There is one operation for the mount. An mqueue, which takes no label as a mount option, may
+    have a second one that sets its SELinux label.
+    """
     options = _options(mount)
     path = f"mounts[{index}]"
     destination = normal(mount.destination)
@@ -183,7 +186,7 @@ def operations(
 
 def finishing(mount: Mount) -> Op | None:
     """Return the operation that makes the mount read-only after the start has made files in it.
-    None unless the mount has the option `ro` and is a tmpfs or at /dev; None for a bind or
+    None unless the mount has the option `ro` and is a tmpfs or at /dev. None for a bind or
     remount."""
     options = _options(mount)
     if not options.set & _RO or options.bind or is_remount(mount):
@@ -193,8 +196,7 @@ def finishing(mount: Mount) -> Op | None:
 
 
 def normal(path: str) -> str:
-    """Return the path as absolute, without empty, `.` and `..` components; a `..` at the root is
-    ignored."""
+    """Return the path as absolute, without empty, `.` and `..` components. `/..` is `/`."""
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
@@ -285,7 +287,7 @@ def _plan_remount(options: MountOptions, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
-    """Tell whether this mount propagates both ways between host and container: the mount and the
+    """Tell whether this mount propagates both ways between host and container. The mount and the
     root must both be shared.
 
     If only the mount is shared, it is a slave of the host's mount and shared within the container
@@ -297,15 +299,14 @@ def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
 
 def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
     """Tell whether the container's process can clone the source of a bind itself, in its copy of
-    the runtime's mounts.
+    the runtime's mounts. False in these cases:
 
-    False in these cases:
-    - the mount is not a plain bind of a path: a remount, id-mapped, or with `tmpcopyup`;
-    - the container has a user namespace, in which the path may be out of reach and the kernel locks
-      the copied mounts;
-    - the mount must be a peer of the host's mount, but mounts of the copy are slaves;
-    - the mount must be a slave of the host's mount, but the mounts of the copy are private;
-    - the source is in /proc, where `self` would be the container's process.
+    - the mount is not a plain bind of a path: a remount, id-mapped, or with `tmpcopyup`
+    - the container has a user namespace: the path may be out of reach, and the kernel locks the
+      copied mounts
+    - the mount must be a peer of the host's mount, but mounts of the copy are slaves
+    - the mount must be a slave of the host's mount, but the mounts of the copy are private
+    - the source is in /proc, where `self` would be the container's process
     """
     options, source = _options(mount), mount.source
     private_copy = linux.rootfs_propagation in ("private", "rprivate")
@@ -355,11 +356,12 @@ def _plan_filesystem(
 
 
 def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
-    """Return a cgroup2 mount's options; without a new cgroup namespace, add the host's to them.
+    """Return a cgroup2 mount's options. Without a new cgroup namespace, add the options of the
+    host's mount.
 
     Without that namespace the container mounts the host's superblock, and the options of its mount
-    replace those of the host's mount (Linux, cgroup_get_tree, apply_cgroup_root_flags). If the
-    host's were not added, the host would lose `nsdelegate` and `memory_recursiveprot`.
+    replace those of the host's mount (Linux, cgroup_get_tree, apply_cgroup_root_flags). Without the
+    addition, the host would lose `nsdelegate` and `memory_recursiveprot`.
     """
     namespace = linux.namespace("cgroup")
     if namespace is not None and not namespace.path:
@@ -369,8 +371,8 @@ def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
 
 
 def _fallback_bind(kind: str, linux: Linux, host: HostFacts) -> str:
-    """Return the host's path to bind if the kernel refuses a new mount of type `kind`; empty if it
-    cannot refuse one.
+    """Return the host's path to bind if the kernel refuses a new mount of type `kind`. Empty if the
+    kernel cannot refuse it.
 
     A user namespace may mount sysfs only in a network namespace that it owns, and cgroup2 only in a
     cgroup namespace that it owns. A namespace that the container joins may have another owner.

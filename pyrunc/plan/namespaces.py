@@ -1,7 +1,7 @@
-"""Plans namespaces: which are joined, in which order, and which are new.
+"""Plans namespaces: which ones the process joins, in which order, and which ones are new.
 
 The user namespace is joined last, so that the process joins all others with the runtime's rights. A
-rootless runtime lacks these rights: it would have to join the user namespace first. This order is
+rootless runtime lacks these rights, and would have to join the user namespace first. This order is
 not implemented.
 """
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
     """Plan a `Join` for each namespace with a path. Returns the joins before the clone, the user
-    namespace last, and those after the clone.
+    namespace last, and the joins after the clone.
 
     The cgroup namespace is joined after the clone. If the tree is mounted with nsdelegate, as by
     systemd, a process inside the cgroup namespace cannot be cloned into a cgroup outside of it
@@ -40,14 +40,14 @@ def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
 
 
 def new(linux: Linux) -> tuple[str, ...]:
-    """Return the kernel names of the namespaces that clone makes, without the time namespace, which
-    is made before (`OffsetClocks`)."""
+    """Return the kernel names of the namespaces that the clone makes. The time namespace is not
+    among them, because it is made before the clone (`OffsetClocks`)."""
     return tuple(
         [KERNEL_NAMES[e.type] for e in linux.namespaces if not e.path and e.type != "time"]
     )
 
 
 def own(linux: Linux) -> tuple[str, ...]:
-    """Return the kernel names of all namespaces that the container's processes do not share with
-    the runtime."""
+    """Return the kernel names of all namespaces that the container does not share with the
+    runtime."""
     return tuple([KERNEL_NAMES[entry.type] for entry in linux.namespaces])

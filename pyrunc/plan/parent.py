@@ -1,15 +1,16 @@
-"""Plans the parent's steps: the half of a plan that the runtime itself carries out. Pure.
+"""Plans the parent's steps: the half of a plan that the runtime carries out. Reads and changes
+nothing on the host.
 
-| point | the process | its parent |
+| point | the process | its parent's steps |
 |---|---|---|
 | cloned | is in its namespaces and cgroup, with hardly any rights | id maps, state.json, stdin of |
 |  |  | startContainer hooks, cgroup's owner, RDT, links |
 | mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the |
 |  |  | runtime's namespaces |
-| before-pivot | the same | createContainer hooks, in the container's |
-| before-identity | is still root of its namespaces, has its terminal | limits that it may not |
-|  |  | raise itself, ONLCR |
-| listener | has loaded its filter | sends the filter's listener away |
+| before-pivot | the same | createContainer hooks, in the container's namespaces |
+| before-identity | is still root of its namespaces, has its terminal | ONLCR, limits that the |
+|  |  | process may not raise |
+| listener | has loaded its filter | send the filter's listener to the agent |
 
 The order of the steps at `cloned`: the id maps come first, because no process can act in a user
 namespace without them. The write of state.json comes next, so that `delete` finds the process of a
@@ -39,8 +40,8 @@ last hook."""
 class ParentOptions(Value):
     """The parent's tasks beyond the configuration.
 
-    - `record`: the container has a state.json, into which the process is written
-    - `cgroup_owner`: the host's uid that gets the cgroup, or None
+    - `record`: write the process to the container's state.json
+    - `cgroup_owner`: the uid on the host that gets the cgroup, or None
     - `hook_folder`: where createContainer hooks find the root
     - `attached`: the runtime stays and copies the process's terminal to its own
     """
@@ -52,8 +53,8 @@ class ParentOptions(Value):
 
 
 def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
-    """Return the parent's steps of a container's start: sync point -> steps, without points that
-    have no steps."""
+    """Return the parent's steps of a container's start: sync point -> steps. Points without steps
+    are left out."""
     linux, hooks = spec.linux, spec.hooks
     cloned: list[ParentStep] = [*_id_maps(linux)]
     # As early as possible: from its clone on, a kill of the runtime leaves a process that only
@@ -111,14 +112,14 @@ def steps_of_pause(linux: Linux) -> Steps:
 
 
 def sync(point: str, steps: Steps) -> list[Op]:
-    """Return a list with the operation that waits at `point`, empty if the parent has no steps
+    """Return a list with the operation that waits at `point`. Empty if the parent has no steps
     there."""
     return [model.Sync(point, steps[point])] if point in steps else []
 
 
 def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | None:
-    """Return the filter with the parent's steps for the sync point `listener`, if the filter has a
-    listener; otherwise return it unchanged."""
+    """Return the filter; if it has a listener, with the parent's steps for the sync point
+    `listener`."""
     if load_filter is None or not load_filter.listener:
         return load_filter
     return load_filter.replace(steps=steps.get("listener", ()))

@@ -1,8 +1,8 @@
 """Prints a plan: one line for each operation and step, for `pyrunc plan` and for errors.
 
 A line begins with a verb and its object: `mount 'proc' on '/proc'`. Flags are printed by their
-names. The parent's steps for which operation 12 waits are numbered 12.1, 12.2, …. They are printed
-before line 12, because operation 12 ends after them.
+names. The parent's steps for which operation 12 waits have the numbers 12.1, 12.2, …. They are
+printed before line 12, because operation 12 ends after them.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
     in microseconds, number of the plan's line, text of the line.
 
     `times`: (number as in `numbered`, nanoseconds of the clock of `started_ns`) in the order of
-    events; the stages of `pyrunc.timings` among them are skipped.
+    events. Stages of `pyrunc.timings` in it are skipped.
     """
     texts = dict(numbered(plan))
     lines, before_ns = ["      us   since start    line  operation"], started_ns
@@ -117,8 +117,11 @@ def _mount_fs(op: m.MountFs) -> str:
 
 def _changes(to_set: int, to_clear: int, prefix: str = "") -> str:
     """Return the MOUNT_ATTR_* bits that are set and cleared as a text such as `ro,-nosuid`. Each
-    name begins with `prefix`. If the atime bits are cleared and none is set, adds `relatime`, which
-    the kernel then uses."""
+    name begins with `prefix`.
+
+    If the atime bits are cleared and none is set, the text also has `relatime`, which the kernel
+    then uses.
+    """
     named = [prefix + word for bit, word in _ATTRIBUTES if to_set & bit]
     if to_clear & abi.MOUNT_ATTR__ATIME and not to_set & abi.MOUNT_ATTR__ATIME:
         named.append(prefix + "relatime")

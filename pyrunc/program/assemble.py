@@ -1,5 +1,5 @@
-"""Assembles programs: calls by name, labels instead of counted skips, and a proof that the program
-cannot go wrong by itself.
+"""Assembles programs from calls by name and jumps to labels. Checks that the program cannot go
+wrong by itself.
 
     a = Assembler()
     root = a.slot(4)
@@ -8,9 +8,9 @@ cannot go wrong by itself.
     a.sys("mkdirat", root, "sub", 0o755, skip={EEXIST: NEXT})
     program = a.program()
 
-The proof: every jump goes forward and lands inside the program, and a slot is loaded only where all
-paths have stored into it. Because all jumps go forward, this is checked while operations are
-appended: appending a wrong one raises InvalidArgument.
+The check: every jump goes forward and lands inside the program, and a slot is loaded only where all
+paths have stored into it. All jumps go forward, so each operation is checked when it is appended. A
+wrong operation raises InvalidArgument.
 
 When a system call fails at run time, the program goes on at the label for the errno (`skip` in the
 example). An errno without a label ends the program with a failure that names the operation and the
@@ -162,16 +162,16 @@ class Assembler:
         return Address(self._string(text))
 
     def pointers(self, items: Sequence[bytes | str | Address]) -> Address:
-        """Return the address of an array of pointers that ends in NULL: argv, envp. Items that are
-        text become strings."""
+        """Return the address of an array of pointers that ends in NULL, such as argv and envp.
+        Texts among `items` become strings in the data."""
         places = [i.offset if isinstance(i, Address) else self._string(i) for i in items]
         table = self.data(pack(f"<{len(places) + 1}Q", *places, 0))
         self._relocations.extend(range(table.offset, table.offset + 8 * len(places), 8))
         return table
 
     def pointer(self, place: Address, target: Address) -> None:
-        """Store a pointer to `target` in the 8 aligned bytes at `place`, a field of an iovec,
-        msghdr or sock_fprog."""
+        """Store a pointer to `target` in the 8 aligned bytes at `place`, which are a field of an
+        iovec, msghdr or sock_fprog."""
         if place.offset % 8:
             raise InvalidArgument(
                 f"a pointer at data offset {place.offset}, which is not a multiple of 8"
@@ -183,8 +183,8 @@ class Assembler:
         """Return a variable of `width` 1, 4 or 8 bytes. Without `initial`, an operation must store
         into it before another loads it.
 
-        Use width 4 for what a call returns as int (descriptors, pids), 8 otherwise; a load of 1
-        byte is unsigned.
+        Width 4 is for what a call returns as int (descriptors, pids), 8 for other results. A load
+        of 1 byte is unsigned.
         """
         if width not in _LOADS:
             raise InvalidArgument(f"a slot has 1, 4 or 8 bytes, not {width}")
@@ -196,8 +196,8 @@ class Assembler:
         return Slot(place.offset, width, 1 << self._slots)
 
     def field(self, place: Address, offset: int, width: int) -> Slot:
-        """Return `width` (1, 4 or 8) bytes of a data block as a variable. It may be loaded at once,
-        because the block has content."""
+        """Return `width` (1, 4 or 8) bytes of a data block as a variable. An operation may load it
+        before any store, because the block has content."""
         if width not in _LOADS:
             raise InvalidArgument(f"a field has 1, 4 or 8 bytes, not {width}")
         return Slot(place.offset + offset, width)
@@ -218,11 +218,11 @@ class Assembler:
         become strings in the data.
 
         - `store`: the slot for the result, on failure the negative errno
-        - `ok`: the label to go to after success
-        - `skip`: errno -> label to go to, at most three, or two with `skip_any`
+        - `ok`: the label for success
+        - `skip`: errno -> label, at most three, or two with `skip_any`
         - `skip_any`: the label for all other errnos
-        - `retry`: (errno, times): repeat the call at this errno, at most so many times; `ok`,
-          `skip` and `skip_any` apply to the last result
+        - `retry`: (errno, times): repeat the call at this errno, at most so many times. `ok`,
+          `skip` and `skip_any` apply to the last result.
 
         An errno without a label ends the program, with a FAILURE message that has the operation's
         index.
@@ -271,7 +271,7 @@ class Assembler:
         true: Label = NEXT,
         false: Label = NEXT,
     ) -> None:
-        """Append a comparison: the program goes to the label `true` if `value & mask` is eq, ne, lt
+        """Append a comparison. The program goes to the label `true` if `value & mask` is eq, ne, lt
         or ge (`relation`) `constant`, else to the label `false`. Numbers are signed and have 64
         bits."""
         kinds, words = self._arguments((value, mask, constant), "compare")
@@ -279,8 +279,8 @@ class Assembler:
         self._append_jump(before, true, (false,), 0, words, "")
 
     def set(self, slot: Slot, value: Operand | Address) -> None:
-        """Append the store of `value` into `slot`: a number, an address or another slot's
-        content."""
+        """Append the store of `value` into `slot`. `value`: a number, an address or a slot, whose
+        content is stored."""
         kinds, words = self._arguments((value,), "set")
         self._stored |= slot.bit
         self._append(
@@ -303,8 +303,8 @@ class Assembler:
         self._append(_pack(WAIT, *[0] * 14, *_PADDING[6]), "")
 
     def fail(self, errno: Operand, note: str = "", *, mark: str = "") -> None:
-        """Append the end of the program with a failure; `note` explains it to a person, `mark`
-        identifies it for the caller."""
+        """Append the end of the program with a failure. `note`: an explanation for a person;
+        `mark`: the kind of failure, for the caller."""
         if note or mark:
             self._notes[len(self._packed)] = (note, mark)
         self._append_end(FAIL, errno)
@@ -316,7 +316,7 @@ class Assembler:
     # ---- order
 
     def label(self, name: str = "") -> Label:
-        """Make a label to jump to; `place` sets its position."""
+        """Make a label, to which operations can jump. `place` sets its position."""
         return Label(name)
 
     def place(self, label: Label) -> None:
@@ -329,16 +329,16 @@ class Assembler:
         self._stored &= self._stored_at.get(label, _NOWHERE)
 
     def goto(self, label: Label) -> None:
-        """Append a jump to the label, which is placed later."""
+        """Append a jump to a label that is not placed yet."""
         self.compare(0, "eq", 0, true=label, false=label)
 
     def at(self, line: Line) -> None:
-        """Set the plan's line to which the operations that follow belong."""
+        """Set the plan's line to which the following operations belong."""
         self._line = line
 
     @property
     def here(self) -> int:
-        """Return the number of operations so far, which is the index of the next one."""
+        """Return the number of operations so far, which is the index of the next operation."""
         return len(self._packed)
 
     def program(self) -> Program:
@@ -371,8 +371,8 @@ class Assembler:
         return offset
 
     def _arguments(self, args: Sequence[Argument], what: str) -> tuple[int, list[int]]:
-        """Encode arguments as kinds (4 bits each) and six words; every slot that is loaded must
-        have been stored into."""
+        """Encode arguments as kinds (4 bits each) and six words. Raises InvalidArgument for a slot
+        that is loaded before a store."""
         words: list[int] = []
         kinds = shift = 0
         for arg in args:
@@ -415,11 +415,13 @@ class Assembler:
         words: Sequence[int],
         call: str,
     ) -> None:
-        """Append an operation that jumps to `true` or to one of the labels `rules`. `before`,
-        `words` and `times`: the operation's other fields; `call`: its system call's name.
+        """Append an operation that jumps to `true` or to one of the labels `rules`.
+
+        - `before`, `words`, `times`: the operation's other fields
+        - `call`: its system call's name
 
         Notes for each label which slots are stored on every path to the label. If no label is NEXT,
-        the following operation can only be reached by a jump to a label.
+        only a jump can reach the following operation.
         """
         index, stored = len(self._packed), self._stored
         jumps = reached = False

@@ -1,8 +1,8 @@
-"""The program as bytes: header, operations, relocations, data. `pause/launcher.c` reads exactly
-this and checks it.
+"""The format of a program as bytes: header, operations, relocations, data. `pause/launcher.c` reads
+and checks this format.
 
-Little-endian. Header of 32 bytes: magic, version, number of operations, number of relocations,
-offset of the data, size of the data, 8 bytes of zero. An operation is 96 bytes:
+All numbers are little-endian. The header has 32 bytes: magic, version, number of operations, number
+of relocations, offset of the data, size of the data, 8 bytes of zero. An operation has 96 bytes:
 
     u8 kind, u8 width of what is stored, u8 relation of a compare, u8 0, u32 call number or message
     tag,
@@ -11,11 +11,11 @@ offset of the data, size of the data, 8 bytes of zero. An operation is 96 bytes:
     u32 skip of rule 1..3 (the first: false of a compare), u32 times to retry, u32 0, u64 arguments
     1..6
 
-A rule is an errno and the number of operations to skip after a failure with it. A relocation is the
-u32 offset of a word of the data. This word holds an offset into the data, which becomes a pointer
-when the program is loaded. The launcher writes into the first eight bytes of the data: four are the
-number of the synchronisation socket, four the address of its signal handler, which ends the
-process.
+A rule is an errno and the number of operations to skip after a failure with this errno. A
+relocation is the u32 offset of a word of the data. This word is an offset into the data, which
+becomes a pointer when the program is loaded. The launcher writes into the first eight bytes of the
+data: four are the number of the synchronisation socket, four the address of its signal handler,
+which ends the process.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OPERATION = Struct("<BBBxI4H7I4x6Q")
 def encode(
     operations: Sequence[bytes], relocations: Sequence[int], data: bytes | bytearray
 ) -> bytes:
-    """Encode the whole program; `operations` are packed with OPERATION."""
+    """Encode the whole program. `operations` are packed with OPERATION."""
     ops = b"".join(operations)
     table = Struct(f"<{len(relocations)}I").pack(*relocations)
     start = (HEADER.size + len(ops) + len(table) + 15) & ~15

@@ -8,8 +8,12 @@ from pyrunc.program.model import Program
 
 
 class OperationFailed(KernelError):
-    """An operation of a program failed. `op_index`: the operation's index. `line`: the number of
-    its plan line. `mark`: the kind of failure, as passed to `Assembler.fail`."""
+    """An operation of a program failed.
+
+    - `op_index`: the operation's index
+    - `line`: the number of its plan line
+    - `mark`: the kind of failure, as passed to `Assembler.fail`
+    """
 
     def __init__(
         self,

@@ -66,8 +66,8 @@ class LauncherMessage(Value):
 
 
 class RunningProgram:
-    """A program that was launched. Its owner must call `close`, which reaps the launcher, and reap
-    the processes that the program has cloned."""
+    """A program that was launched. Its owner must call `close`, which reaps the launcher. The owner
+    must also reap the processes that the program has cloned."""
 
     def __init__(self, program: Program, launcher_pid: int, socket: _Socket) -> None:
         self.program, self.launcher_pid = program, launcher_pid
@@ -78,17 +78,17 @@ class RunningProgram:
         self._early: list[tuple[bytes, tuple[int, ...]]] = []
 
     def fileno(self) -> int:
-        """Return the synchronisation socket, to poll it; -1 after `close`."""
+        """Return the synchronisation socket's descriptor, for poll(2); -1 after `close`."""
         return self._socket.fileno() if self._socket else -1
 
     @property
     def queued(self) -> bool:
-        """Tell whether `receive` returns without waiting, because the next message was read
-        already."""
+        """Tell whether the next message was read already, so that `receive` returns without
+        waiting."""
         return bool(self._early) and self._pid_seen
 
     def receive(self, timeout_s: float | None = None) -> LauncherMessage | None:
-        """Return the next message; None when every process with the program's socket has closed it,
+        """Return the next message. None when every process with the program's socket has closed it,
         by exit or execve.
 
         The launcher's message PID comes before all messages of the cloned process, even if it was
@@ -141,7 +141,7 @@ class RunningProgram:
         return message
 
     def release(self) -> None:
-        """Let the program continue after a `wait`. No error if the program has ended already,
+        """Let the program continue after a `wait`. Does nothing if the program has ended already,
         because `receive` reports that."""
         if self._socket is None:
             raise Error("the program's socket is closed")
@@ -207,7 +207,8 @@ class RunningProgram:
         return packet, fds
 
     def _check_launcher(self) -> None:
-        """At the end of messages, raise Error if the launcher was killed or refused the program."""
+        """Raise Error if the launcher was killed or refused the program. Called at the end of
+        messages."""
         if self.launcher_status is None:
             pid, status = os.waitpid(self.launcher_pid, os.WNOHANG)
             if pid:
@@ -246,12 +247,13 @@ def launch(
     stdio: Sequence[int] = (0, 1, 2),
     fds: Mapping[int, int] | None = None,
 ) -> RunningProgram:
-    """Spawn the launcher with this program. `stdio`: our three descriptors that become the
-    launcher's stdio. `fds`: a descriptor's number in the launcher -> our descriptor, for all
-    others.
+    """Spawn the launcher with this program. Raises KernelError with the call, never OSError.
 
-    The caller keeps its descriptors; the launcher has copies. The launcher's own environment is
-    empty. Raises KernelError with the call, never OSError.
+    - `stdio`: our three descriptors that become the launcher's stdio
+    - `fds`: number in the launcher -> our descriptor, for all other descriptors
+
+    The caller must close its descriptors; the launcher has copies. The launcher's environment is
+    empty.
     """
     numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(numbers) + 1
@@ -302,8 +304,8 @@ def launch(
 
 
 def executable(lowest: int = 0) -> int:
-    """Return a read-only descriptor of the sealed launcher. It is made once per process and kept
-    open; the caller does not close it. A new descriptor has a number from `lowest` up.
+    """Return a read-only descriptor of the sealed launcher, which the caller does not close. Each
+    process opens one and keeps it open. A new descriptor has a number from `lowest` up.
 
     A fork that has closed the inherited descriptor gets a new one, even if another file has the
     number by now.

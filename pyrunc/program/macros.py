@@ -1,4 +1,4 @@
-"""Sequences of operations that starts repeat. Each function emits operations: it appends them to
+"""Sequences of operations that many plans need. Each function emits operations: it appends them to
 the assembler.
 
 All descriptors that the operations open are close-on-exec. If a function returns the slot of a
@@ -70,7 +70,7 @@ BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
 
 def prologue(a: Assembler, name: str = "pyrunc:init") -> None:
     """Emit the first operations of every program: make the socket close-on-exec, name the process,
-    reset signals 32 and 33 to their defaults, become non-dumpable."""
+    reset signals 32 and 33 to their defaults, make the process non-dumpable."""
     # dup2(2) of posix_spawn has cleared it. With the socket in the payload, the parent would never
     # see its end.
     a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
@@ -84,10 +84,10 @@ def prologue(a: Assembler, name: str = "pyrunc:init") -> None:
 
 
 def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
-    """Emit the calls that make these signals end the process from here on, until execve resets
-    their handlers.
+    """Emit the calls that make these signals end the process. The setting lasts until execve, which
+    resets their handlers.
 
-    Without a handler, the kernel drops them for the first process of a pid namespace
+    Without a handler, the kernel drops these signals for the first process of a pid namespace
     (pid_namespaces(7)).
     """
     action = a.data(pack("<4Q", 0, SA_RESTORER, 0, 0))
@@ -99,15 +99,17 @@ def end_by_signals(a: Assembler, numbers: Sequence[int]) -> None:
 
 
 def forbid_dumps(a: Assembler) -> None:
-    """Emit the call that makes the process non-dumpable. The kernel resets that at every change of
-    credentials, so each change is followed by this call."""
+    """Emit the call that makes the process non-dumpable. The kernel resets this at every change of
+    credentials, so each change must be followed by this call."""
     a.sys("prctl", PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 def clone_sibling(a: Assembler, flags: int, pid: Slot, cgroup: int | None = None) -> None:
-    """Emit clone3(2) with CLONE_PARENT: the new process is a child of the launcher's parent. `pid`:
-    the slot for the new process's pid; it is 0 in the new process. `cgroup`: descriptor of the new
-    process's cgroup v2 directory."""
+    """Emit clone3(2) with CLONE_PARENT: the new process is a child of the launcher's parent.
+
+    - `pid`: the slot for the new process's pid; 0 in the new process
+    - `cgroup`: descriptor of the new process's cgroup v2 directory
+    """
     # Without CLONE_PIDFD, which would put the pidfd into the launcher's table: the parent opens one
     # by the pid of its child.
     flags |= CLONE_PARENT | (CLONE_INTO_CGROUP if cgroup is not None else 0)
@@ -119,10 +121,10 @@ def clone_sibling(a: Assembler, flags: int, pid: Slot, cgroup: int | None = None
 
 def fork_parent(a: Assembler, flags: int, cgroup: int | None = None) -> None:
     """Emit the clone of a new process, a child of the process that called `launch`. The new process
-    runs the operations that are appended afterwards. The launcher sends PID and exits.
+    runs the operations that are appended afterwards. The launcher sends PID, which is the new
+    process's pid in the launcher's pid namespace, and exits.
 
-    PID has the new process's pid in the launcher's pid namespace. `flags`: CLONE_NEW* flags;
-    `cgroup`: descriptor of the new process's cgroup v2 directory.
+    `flags`: CLONE_NEW* flags; `cgroup`: descriptor of the new process's cgroup v2 directory.
     """
     # No PR_SET_PDEATHSIG: it comes when the thread ends that made the child, not the process
     # (prctl(2)). The child notices a dead parent as end of file at its next wait.
@@ -142,9 +144,11 @@ def close_all_from(
     cloexec: bool = False,
     may_fail: bool = False,
 ) -> None:
-    """Emit the close of every descriptor from `first` on except `keep`; with `cloexec` the program
-    marks them close-on-exec instead. `may_fail`: the program goes on with the descriptors open if
-    close_range(2) fails, because a seccomp filter may forbid it."""
+    """Emit the close of every descriptor from `first` on except `keep`.
+
+    - `cloexec`: mark the descriptors close-on-exec instead
+    - `may_fail`: ignore a failure of close_range(2), which a seccomp filter may forbid
+    """
     ends = sorted(number for number in set(keep) if number >= first)
     for end in (*ends, 1 << 32):
         if end > first:
@@ -156,10 +160,10 @@ def close_all_from(
 
 def send_fd(a: Assembler, fd: Operand) -> None:
     """Emit the message DESCRIPTOR with a copy of `fd` (SCM_RIGHTS), such as the master of the
-    console. The parent then needs no right to ptrace, as it would for pidfd_getfd(2).
+    console. The parent then needs no right to ptrace, which pidfd_getfd(2) would require.
 
-    Unlike `Assembler.send` it uses sendmsg(2), which a seccomp filter may forbid. So it belongs
-    before the load of the filter.
+    The program uses sendmsg(2), unlike for `Assembler.send`. A seccomp filter may forbid it, so the
+    caller must emit this before the load of the filter.
     """
     message = a.data(pack("<IIqq", DESCRIPTOR, a.here, 0, 0))
     iovec = a.data(pack("<QQ", 0, 24))
@@ -182,7 +186,7 @@ def require(
     errno: int,
     note: str,
 ) -> None:
-    """Emit a check that `value` is eq, ne, lt or ge (`relation`) `constant`. Otherwise the program
+    """Emit a check that `value` is eq, ne, lt or ge (`relation`) `constant`. If not, the program
     fails with `errno` and `note`."""
     good = a.label("as required")
     a.compare(value, relation, constant, true=good)
@@ -194,7 +198,7 @@ def require(
 
 
 def open_how(a: Assembler, flags: int, resolve: int) -> Address:
-    """Return the address of a `struct open_how` for openat2(2)."""
+    """Add a `struct open_how` for openat2(2) to the data; return its address."""
     return a.constant(pack("<3Q", flags | O_CLOEXEC, 0, resolve))
 
 
@@ -209,13 +213,13 @@ def open_at(
     skip: Mapping[int, Label] | None = None,
     ok: Label = NEXT,
 ) -> Slot:
-    """Emit openat2(2) beneath a root descriptor, close-on-exec, with the retries it needs; returns
-    the slot of the new descriptor.
+    """Emit openat2(2) beneath a root descriptor, close-on-exec, with the retries that it needs;
+    return the slot of the new descriptor.
 
     - `resolve`: IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving the root
-    - `store`: the slot to use; without it, a new one
-    - `skip`: errno -> label to go to; the slot then holds the negative errno
-    - `ok`: the label to go to after success
+    - `store`: the slot to use; None for a new slot
+    - `skip`: errno -> label. The slot then has the negative errno.
+    - `ok`: the label for success
     """
     fd = a.slot(4) if store is None else store
     how = open_how(a, flags, resolve)
@@ -224,12 +228,12 @@ def open_at(
 
 
 def make_directories(a: Assembler, root: Operand, path: str) -> Slot:
-    """Emit the calls that make directories (0755) inside the root like `mkdir -p`; returns the slot
+    """Emit the calls that make directories (0755) inside the root like `mkdir -p`; return the slot
     of an O_PATH descriptor of the last one.
 
     Existing symbolic links are followed inside the root. A missing directory is made below the
     directory that was just opened, and is then opened without following links. If another process
-    swaps names meanwhile, the program fails, but nothing is made outside.
+    swaps names meanwhile, the program fails, but makes nothing outside.
     """
     flags = O_PATH | a.arch.o_directory
     names = components(path)
@@ -272,8 +276,8 @@ def make_directories(a: Assembler, root: Operand, path: str) -> Slot:
 
 
 def make_file(a: Assembler, root: Operand, path: str) -> Slot:
-    """Emit the open (O_PATH) of the file at the path; returns its slot. A missing file is made
-    empty (0644), with the directories above it."""
+    """Emit the open (O_PATH) of the file at the path; return its slot. A missing file is made empty
+    (0644), and missing directories above it are made, too."""
     names = components(path)
     result, done, missing = a.slot(4), a.label("file is there"), a.label("file is missing")
     open_at(a, root, "/".join(names), O_PATH, store=result, skip={ENOENT: missing}, ok=done)
@@ -291,9 +295,8 @@ def make_file(a: Assembler, root: Operand, path: str) -> Slot:
 def create_file(
     a: Assembler, folder: Operand, name: str, skip: Mapping[int, Label] | None = None
 ) -> Slot:
-    """Emit the creation of an empty file (0644) with a new name; returns the slot of its
-    descriptor. The call fails with EEXIST if anything has that name, also a symbolic link or a
-    FIFO."""
+    """Emit the creation of an empty file (0644) with a new name; return the slot of its descriptor.
+    The call fails with EEXIST if the name exists, also as a symbolic link or a FIFO."""
     new_file = a.slot(4)
     flags = O_CREAT | O_EXCL | a.arch.o_nofollow | O_CLOEXEC
     a.sys("openat", folder, name, flags, 0o644, store=new_file, skip=skip)
@@ -309,15 +312,15 @@ def status(a: Assembler, fd: Operand) -> Address:
 
 def status_field(a: Assembler, place: Address, name: str) -> Slot:
     """Return the field `name` of `place`, the result of `status`, as a slot: `ino`, `size` and
-    `mnt_id` have 8 bytes, all other fields have 4. Compare the field `mode` with a mask such as
-    S_IFMT, because the slot's upper two bytes are padding."""
+    `mnt_id` have 8 bytes, all other fields have 4. The field `mode` must be compared with a mask
+    such as S_IFMT, because the slot's upper two bytes are padding."""
     offset, width = STATX_FIELDS[name]
     return a.field(place, offset, max(width, 4))
 
 
 def require_device(a: Assembler, fd: Operand, major: int, minor: int, what: str) -> None:
     """Emit a check that the descriptor is the character device of these numbers (/dev/null is 1:3).
-    Otherwise the program fails with ENODEV."""
+    If not, the program fails with ENODEV."""
     place = status(a, fd)
     wrong, good = a.label("wrong device"), a.label("right device")
     a.compare(status_field(a, place, "mode"), "eq", S_IFCHR, mask=S_IFMT, false=wrong)
@@ -340,14 +343,15 @@ def check_program(
     mark: str = "program",
 ) -> None:
     """Emit a check that one of `candidates` can be executed with the present credentials. If none
-    can, the program fails with the errno that execvp would report. `place`: STATX_SIZE bytes of
-    data for the check's use; by default they are added.
+    can, the program fails with the errno that execvp would report.
 
     `candidates` are tried in order: `dir/name` for every PATH entry, or the one path. EACCES, or
-    EISDIR for a directory, is reported rather than ENOENT. The check uses execveat(2) with
-    AT_EXECVE_CHECK (Linux 6.14). It uses access(2) instead on older kernels, where a filter forbids
-    execveat(2), and after an unusual errno such as ENOTDIR. Where a filter forbids access(2) as
-    well, the program goes on without a check.
+    EISDIR for a directory, is reported rather than ENOENT. `place`: STATX_SIZE bytes of data for
+    the check's use; None to add them.
+
+    The check uses execveat(2) with AT_EXECVE_CHECK (Linux 6.14). It uses access(2) instead on older
+    kernels, where a filter forbids execveat(2), and after an unusual errno such as ENOTDIR. Where a
+    filter forbids access(2) as well, the program goes on without a check.
     """
     argv, env = a.pointers([name or "check"]), a.pointers([])
     place = place or a.data(STATX_SIZE)
@@ -386,9 +390,9 @@ def check_program(
 def _check_by_access(
     a: Assembler, path: str, place: Address, denied: Slot, program_ok: Label
 ) -> None:
-    """Emit a check of one candidate with access(2) and statx(2). If it can be executed, or nothing
-    can be checked, the program goes to `program_ok`, else on. If it was refused, its path is put
-    into `denied`."""
+    """Emit a check of one candidate with access(2) and statx(2). The program jumps to `program_ok`
+    if the candidate can be executed, or if nothing can be checked. If the candidate was refused,
+    the program stores its path in `denied` and goes on."""
     after, granted, refused = a.label("next candidate"), a.label("granted"), a.label("refused")
     result = a.slot(4)
     a.sys(
@@ -417,13 +421,14 @@ def execute(
     *,
     result: Slot,
 ) -> None:
-    """Emit the execve of the first path that works, as execvp does: after ENOENT, ENOTDIR and
-    EACCES the next path is tried, and EACCES is reported in the end. `argv`, `envp`: arrays that
+    """Emit an execve of each path until one works, as execvp does: after ENOENT, ENOTDIR and EACCES
+    the next path is tried, and EACCES is reported in the end. `argv`, `envp`: arrays that
     `Assembler.pointers` has made.
 
-    On success the operations that follow do not run; else `result` (4 bytes) has the negative
-    errno. execve answers ENOENT also for a file whose loader or `#!` interpreter is missing. That
-    becomes ELIBACC, an errno that execve itself does not return, and ends the search.
+    On success the operations that follow do not run. On failure `result` (4 bytes) has the negative
+    errno. execve answers ENOENT also for a file whose loader or `#!` interpreter is missing. The
+    program replaces this ENOENT by ELIBACC, an errno that execve itself does not return, and tries
+    no further path.
     """
     failed, code = a.label("execve failed"), a.slot(4)
     a.set(result, -ENOENT)

@@ -1,4 +1,4 @@
-"""The elements of a program: addresses in its data, variables, labels; and the finished, proved
+"""The elements of a program: addresses in its data, variables, labels; and the finished, checked
 program.
 
 A program is a list of operations and one block of data. Nothing in it is a string to be parsed: an
@@ -37,13 +37,13 @@ class Address:
         self.offset = offset
 
     def at(self, offset: int) -> Address:
-        """Return the address `offset` bytes further: that of a structure's field."""
+        """Return the address `offset` bytes further, such as that of a structure's field."""
         return Address(self.offset + offset)
 
 
 class Slot:
-    """A variable of 1, 4 (signed) or 8 bytes in the data. As an argument it is loaded when the
-    operation runs."""
+    """A variable of 1, 4 (signed) or 8 bytes in the data. A call that has the slot as an argument
+    gets its content."""
 
     __slots__ = ("bit", "offset", "width")
 
@@ -52,7 +52,7 @@ class Slot:
 
     @property
     def address(self) -> Address:
-        """The slot's address, for a call that writes into it or reads it through a pointer."""
+        """Return the slot's address, for a call that reads or writes the slot through a pointer."""
         return Address(self.offset)
 
 
@@ -61,8 +61,8 @@ Argument = int | bytes | str | Address | Slot
 
 
 class Label:
-    """A position in the list of operations, the target of jumps from earlier operations: every jump
-    goes forward."""
+    """A position in the list of operations, to which earlier operations can jump. Every jump goes
+    forward."""
 
     __slots__ = ("index", "name")
 
@@ -84,7 +84,7 @@ class Line:
 
 
 class Program(Value):
-    """A proved program. It can be run any number of times, because nothing in it depends on
+    """A checked program. It can be run any number of times, because nothing in it depends on
     descriptors or processes.
 
     - `encoded`: the bytes that the launcher maps (`program.encode`)
@@ -112,8 +112,8 @@ class Program(Value):
 class LoweredProgram(Value):
     """A plan's program, and what its parent needs to run it.
 
-    - `numbers`: name of a descriptor -> the number at which the program expects it
-    - `steps`: line of the plan at which the process waits -> the steps that the parent takes there
+    - `numbers`: name of a descriptor -> its number in the program
+    - `steps`: line of the plan at which the process waits -> the parent's steps at this line
     """
 
     program: Program

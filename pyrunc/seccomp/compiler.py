@@ -1,8 +1,8 @@
 """Compiles a profile to a filter of BPF instructions, once: filters are stored in memory and on
 disk by the hash of profile and machine.
 
-Compiling goes through libseccomp and takes some milliseconds; loading a stored filter takes less
-than a tenth of one, without the library. The store is a folder that only its owner can write to,
+libseccomp takes some milliseconds to compile a profile. Loading a stored filter takes less than a
+tenth of a millisecond, without the library. The store is a folder that only its owner can write to,
 because its filters decide about every system call.
 """
 
@@ -35,8 +35,12 @@ STORE_LIMIT_FILES = 128
 
 
 class SeccompFilter(Value):
-    """A filter to load: `program` for sock_fprog, `flags` for seccomp(2). `notifies`: a listener in
-    user space answers some calls, and `flags` has NEW_LISTENER."""
+    """A filter to load.
+
+    - `program`: its BPF instructions, for sock_fprog
+    - `flags`: for seccomp(2); NEW_LISTENER if `notifies`
+    - `notifies`: a listener in user space answers some calls
+    """
 
     program: bytes
     flags: int
@@ -49,13 +53,14 @@ _filters: dict[bytes, SeccompFilter | None] = {}
 def compile(
     seccomp: Mapping[str, Any], arch: str = "", store: str | None = None
 ) -> SeccompFilter | None:
-    """Return the filter of an OCI `linux.seccomp` object for the machine `arch` (uname -m;
-    default: this one).
+    """Return the filter of an OCI `linux.seccomp` object. None when it would allow every call.
 
-    None when the object filters nothing. `store`: the folder for programs, by default
-    `default_store()`, "" for none. Raises InvalidSpec for a wrong object; Unsupported without
-    libseccomp, for a flag that the kernel does not know, for an unknown machine and for a program
-    of more than MAX_INSTRUCTIONS; KernelError.
+    - `arch`: the machine (uname -m); empty for this one
+    - `store`: the folder for filters; None for `default_store()`, "" for none
+
+    Raises InvalidSpec for a wrong object; KernelError; Unsupported without libseccomp, for a flag
+    that the kernel does not know, for an unknown machine and for a filter of more than
+    MAX_INSTRUCTIONS.
     """
     machine = arch or os.uname().machine
     # By content, not by path: kubelet's pods share few profiles, and a profile that is edited is
@@ -97,12 +102,12 @@ def _load_or_build(
 
 
 def build(profile: SeccompProfile, machine: str) -> bytes:
-    """Compile the BPF program of a profile for `machine` (uname -m). Raises Unsupported for another
-    machine than `profiles.NATIVE` names.
+    """Compile a profile for `machine` (uname -m) to a filter. Raises Unsupported for a machine that
+    `profiles.NATIVE` lacks.
 
-    The program has the rules for i386's socketcall(2), then the stub that answers ENOSYS to calls
-    newer than the profile, then libseccomp's program for all other rules. The stub and libseccomp's
-    program are replaced by the binary search of `flatten.flatten` if the search is shorter.
+    The filter has the rules for i386's socketcall(2), then the stub that answers ENOSYS to calls
+    newer than the profile, then libseccomp's filter for all other rules. The binary search of
+    `flatten.flatten` replaces the stub and libseccomp's filter if the search is shorter.
     """
     from pyrunc.seccomp import stub
     from pyrunc.seccomp.flatten import flatten
@@ -147,7 +152,7 @@ def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
 def _compile_rules(
     default_action: int, rules: Sequence[SeccompRule], architectures: Sequence[int], machine: str
 ) -> bytes:
-    """Have libseccomp compile these rules; returns its program."""
+    """Compile these rules by libseccomp; return its filter."""
     from pyrunc.kernel import seccomp as library
 
     with library.Compiler(default_action) as compiler:
@@ -167,8 +172,8 @@ def _compile_rules(
 
 
 def _verdicts(profile: SeccompProfile) -> dict[int, int]:
-    """Return number -> action of the unconditional rules for calls that libseccomp does not know
-    by name."""
+    """Return number -> action of the unconditional rules for calls whose names libseccomp does not
+    know."""
     from pyrunc.abi.syscalls_recent import RECENT
     from pyrunc.kernel import seccomp as library
 
@@ -210,7 +215,7 @@ def _flags(profile: SeccompProfile) -> int:
 
 
 def _load(store: str, key: bytes) -> bytes | None:
-    """Return the stored program; None when there is none or other users may write to the folder."""
+    """Return the stored filter; None when there is none or other users may write to the folder."""
     if not store or not _is_ours_alone(store):
         return None
     try:
@@ -227,7 +232,8 @@ def _load(store: str, key: bytes) -> bytes | None:
 
 
 def _save(store: str, key: bytes, program: bytes) -> None:
-    """Store a filter for the next process; a store that cannot be written only costs time."""
+    """Store a filter for later processes. A store that cannot be written is no error, because it
+    only costs time."""
     if not store:
         return
     try:

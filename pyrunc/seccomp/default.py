@@ -10,9 +10,10 @@ garbage in the upper half of the register.
 i386's socketcall(2) passes the family behind a pointer, where no filter sees it (CVE-2026-31431
 opened AF_ALG in this way). So making a socket by socketcall(2) fails with ENOSYS. musl, and glibc
 built for Linux 4.3, then use socket(2). glibc of Debian, Ubuntu and Fedora for i386 is built for
-older kernels and has no other way (seen in Debian 12's 2.36), so 32-bit programs linked to it have
-no network under RuntimeDefault. They need their own profile (Localhost) or none. socketcall(2) is
-allowed for existing sockets, and for socketpair(2), which makes neither AF_ALG nor AF_VSOCK.
+older kernels and has no other way (seen in Debian 12's 2.36), so 32-bit executables linked to it
+have no network under RuntimeDefault. Their pods need another profile (Localhost) or none.
+socketcall(2) is allowed for existing sockets, and for socketpair(2), which makes neither AF_ALG nor
+AF_VSOCK.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Flattens a filter: per architecture one binary tree over intervals of call numbers, with the
 actions at its leaves.
 
-libseccomp compares number by number, also in its binary tree, and installing a filter takes time in
+libseccomp compares number by number, also in its binary tree. Installing a filter takes time in
 proportion to its length: the kernel checks and compiles every instruction, and runs the filter once
-per call number. Most neighbours have the same action, so intervals are few. They are computed by
-running libseccomp's own program with a range of numbers instead of one number. Calls whose action
-depends on their arguments stay in a program of libseccomp, to which the tree jumps.
+per call number. Most neighbours have the same action, so there are few intervals. They are computed
+by running libseccomp's filter with a range of numbers instead of one number. Calls whose action
+depends on their arguments stay in a filter of libseccomp, to which the tree jumps.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
 
 def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
-    """Return a filter with the same results as `program` and mostly fewer instructions: a tree that
-    looks up the call's number, followed by the filter `rest`. The tree jumps to `rest` for calls
-    whose action depends on their arguments. `architectures`: AUDIT_ARCH values."""
+    """Return a filter with the same results as the filter `program`, and mostly fewer instructions.
+    It is a tree that looks up the call's number, followed by the filter `rest`. The tree jumps to
+    `rest` for calls whose action depends on their arguments. `architectures`: AUDIT_ARCH values."""
     audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))
     # RuntimeDefault has 639 instructions in this form and takes 0.16 ms to install; libseccomp's
     # has 1312, and takes 0.32.
@@ -65,7 +65,7 @@ def _encode(item: Instruction, at: int, rest_at: int) -> bytes:
 
 def _tree(parts: Sequence[Interval]) -> list[Instruction]:
     """Build a tree of comparisons over the intervals. Each leaf returns an action, or jumps to the
-    program behind the tree."""
+    filter behind the tree."""
     if len(parts) == 1:
         action = parts[0][2]
         return [TO_REST if action is None else (RETURN, 0, 0, action)]
@@ -77,8 +77,8 @@ def _tree(parts: Sequence[Interval]) -> list[Instruction]:
 
 
 def intervals(program: bytes, audit: int) -> list[Interval]:
-    """Return the intervals of system call numbers to which the seccomp filter `program` gives one
-    action each, in ascending order, on the architecture `audit` (AUDIT_ARCH_*)."""
+    """Return the intervals of system call numbers for which the filter `program` has one action
+    each, in ascending order. `audit`: the architecture (AUDIT_ARCH_*)."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
     parts: list[Interval] = []
     # instruction, range of numbers, offset that was loaded last

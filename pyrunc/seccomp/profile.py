@@ -1,8 +1,8 @@
-"""Parses and checks an OCI `linux.seccomp` object: actions, rules with conditions,
-architectures, flags, the listener.
+"""Parses and checks an OCI `linux.seccomp` object: actions, rules with conditions, architectures,
+flags, the listener.
 
-Two conditions on one argument mean "either", so such a rule becomes one rule per condition;
-conditions on different arguments mean "both". Rules that repeat the default are dropped. Source:
+Two conditions on one argument mean "either", so such a rule becomes one rule per condition.
+Conditions on different arguments mean "both". Rules that repeat the default are dropped. Source:
 runtime-spec config-linux.md, seccomp(2).
 """
 
@@ -86,8 +86,8 @@ TSYNC, SPEC_ALLOW, NEW_LISTENER, WAIT_KILLABLE_RECV = 1, 4, 8, 0x20
 
 
 class SeccompRule:
-    """What happens to one system call: the rule applies if all `conditions` hold, and always if
-    there are none. A condition is (index of the argument, comparison, a, b) as in libseccomp."""
+    """The action for one system call if all `conditions` hold; without conditions it always
+    applies. A condition is (index of the argument, comparison, a, b) as in libseccomp."""
 
     __slots__ = ("action", "conditions", "name")
 
@@ -98,9 +98,13 @@ class SeccompRule:
 
 
 class SeccompProfile(Value):
-    """A checked profile. `rules`: those whose action is not the default; `names`: every call that
-    the profile names. `flags` None: absent. `notifies`: a listener in user space answers some
-    calls."""
+    """A checked profile.
+
+    - `rules`: those whose action is not the default
+    - `names`: every call that the profile names
+    - `flags`: None if the profile has no flags
+    - `notifies`: a listener in user space answers some calls
+    """
 
     default_action: int
     rules: list[SeccompRule]
@@ -111,7 +115,7 @@ class SeccompProfile(Value):
 
 
 def parse(seccomp: Mapping[str, Any]) -> SeccompProfile | None:
-    """Parse the profile; None when it filters nothing (no default action and no rules). Raises
+    """Parse the profile. None when it has neither a default action nor rules. Raises
     InvalidSpec."""
     if not seccomp.get("defaultAction") and not seccomp.get("syscalls"):
         return None
@@ -185,8 +189,8 @@ def _rules(item: Mapping[str, Any], index: int) -> Iterator[SeccompRule]:
 def _alternatives(
     conditions: list[tuple[int, int, int, int]],
 ) -> list[tuple[tuple[int, int, int, int], ...]]:
-    """Return one group of conditions that must all hold, or one group per condition when an
-    argument is named twice."""
+    """Return groups of conditions; a call matches if all conditions of one group hold. There is one
+    group, or one group per condition when an argument is named twice."""
     arguments = [condition[0] for condition in conditions]
     if len(set(arguments)) < len(arguments):
         # As in runc, which makes a rule of each.

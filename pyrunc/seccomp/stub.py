@@ -1,10 +1,10 @@
-"""Builds a prologue of a filter: system calls that are newer than the profile answer ENOSYS, not
-the default errno.
+"""Builds the beginning of a filter, which answers ENOSYS, not the default errno, to system calls
+that are newer than the profile.
 
 A C library may try a new system call before the old one. On ENOSYS it makes the old call, but EPERM
-it returns to the program. So calls above the highest number that the profile names answer ENOSYS.
-The prologue also decides about calls that an old libseccomp does not know by name: from 424 on, the
-numbers are the same on every architecture. Classic BPF, see seccomp(2) and
+it returns to its caller. So calls above the highest number that the profile names answer ENOSYS.
+The beginning also decides about calls that an old libseccomp does not know by name: from 424 on,
+the numbers are the same on every architecture. Classic BPF, see seccomp(2) and
 Documentation/userspace-api/seccomp_filter.rst; runc has done this since 1.0.
 """
 
@@ -37,16 +37,19 @@ Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, 
 
 
 def is_needed(default_action: int) -> bool:
-    """Tell whether calls that are newer than the profile must get ENOSYS: only if the default
-    action is none of ALLOW, LOG and TRACE."""
+    """Tell whether calls that are newer than the profile must get ENOSYS. False if the default
+    action is ALLOW, LOG or TRACE."""
     return default_action & 0x7FFF0000 not in TAKES_RECENT
 
 
 def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosys: bool) -> bytes:
-    """Build the prologue: the action of each call number in `verdicts` and, if `with_enosys`,
-    ENOSYS above the highest number that the profile names (`highest`, per architecture).
+    """Build the beginning of a filter. It answers:
 
-    All other calls go on to the program that follows, which must load the number again.
+    - the action of each call number in `verdicts`
+    - with `with_enosys`, ENOSYS above the highest number that the profile names (`highest`, per
+      architecture)
+
+    All other calls go on to the filter that follows, which must load the number again.
     """
     code: list[Instruction] = []
     for audit in reversed([audit for audit in highest if audit != X32]):
@@ -66,8 +69,8 @@ def prologue(highest: Mapping[int, int], verdicts: Mapping[int, int], with_enosy
 
 
 def multiplexed(verdicts: Mapping[int, int]) -> bytes:
-    """Build the beginning of a filter, which decides about i386's socketcall(2) by its first
-    argument: the number of the socket call that it stands for. `verdicts`: this number -> action.
+    """Build the beginning of a filter that decides about i386's socketcall(2) by its first
+    argument, which is the number of a socket call. `verdicts`: this number -> action.
 
     libseccomp cannot do this. It allows a socket call as soon as any rule allows it, whatever the
     rule says of arguments, and no rule for socketcall(2) can override that.
@@ -94,8 +97,11 @@ def _split_off_x32(
     with_enosys: bool,
 ) -> list[Instruction]:
     """Put the rules for x32 calls before `block`, which x32 calls skip. An x32 call has the
-    architecture x86_64 and X32_BIT in its number. If the profile does not list x32 there are no
-    such rules, and the filter after the prologue decides about these calls."""
+    architecture x86_64 and X32_BIT in its number.
+
+    If the profile does not list x32 there are no such rules. The filter after the prologue then
+    decides about these calls.
+    """
     x32 = _number_rules(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
     if not block and not x32:
         return []
@@ -110,9 +116,9 @@ def _split_off_x32(
 def _number_rules(
     highest: int, verdicts: Mapping[int, int], with_enosys: bool, bit: int
 ) -> list[Instruction]:
-    """Build the instructions for one architecture: the actions in `verdicts`, with `bit` (X32_BIT
-    or 0) set in each number, and, if `with_enosys`, ENOSYS above `highest`. All other numbers go on
-    to what follows."""
+    """Build the instructions for one architecture. They answer the actions in `verdicts` and, with
+    `with_enosys`, ENOSYS above `highest`. All other numbers go on to the following instructions.
+    `bit`: X32_BIT or 0, which is set in each number."""
     body: list[Instruction] = []
     for number, action in sorted(verdicts.items()):
         body += [(JUMP_EQUAL, 0, 1, number | bit), (RETURN, 0, 0, action)]

@@ -1,2 +1,1 @@
-"""A small single-threaded process with our modules imported, which forks others from itself on
-request."""
+"""A small single-threaded process that has imported our modules and forks children on request."""

@@ -1,8 +1,8 @@
-"""The start of a zygote: imports the modules of its list, freezes the heap, and forks on request
-until its socket closes.
+"""The main module of a zygote: imports the modules of a list, freezes the heap, and forks on
+request until its socket closes.
 
-argv: descriptor of the socket, search path (joined by `:`), modules to import. Started by
-cri_server.zygote.client.
+argv: descriptor of the socket, search path (joined by `:`), modules to import.
+cri_server.zygote.client starts it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pyrunc.zygote.messages import ZygoteReady
 
 
 def main() -> None:
-    """Serve the socket that argv names. Returns when the server has gone or an import has failed;
+    """Serve the socket that argv names. Returns when the server has ended or an import has failed;
     never in a child."""
     server = socket(fileno=int(sys.argv[1]))
     os.set_inheritable(server.fileno(), False)

@@ -1,4 +1,4 @@
-"""The child of a fork of the zygote: arranges descriptors, session and signals, then runs the
+"""Forks children of the zygote. A child arranges descriptors, session and signals, runs its
 function and exits. `fork_detached` and `fork_job` return in the zygote only."""
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LAST_FD = 0x7FFF_FFFF
 
 
 def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) -> int:
-    """Fork a child with its own session and /dev/null as stdio; return its pid."""
+    """Fork a child with a new session and /dev/null as stdio; return its pid."""
     pid = os.fork()
     if pid == 0:
         _in_child(lambda: _detached(function, arguments, list(fds)))
@@ -43,12 +43,11 @@ def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) ->
 
 
 def fork_job(request: RunJob, fds: Sequence[int]) -> int:
-    """Fork a child with its own process group; return its pid. The first descriptors are stdio and
-    the result socket.
+    """Fork a job with a new process group; return its pid. The first descriptors are stdio and the
+    result socket. Raises PeerError, before the fork, if there is no function `request.function`.
 
-    The kernel kills the child when the zygote dies in any way (PR_SET_PDEATHSIG). Processes that
-    the child started are killed only when the zygote exits normally. Raises PeerError, before the
-    fork, if there is no function `request.function`.
+    The kernel kills the job when the zygote dies in any way (PR_SET_PDEATHSIG). Processes that the
+    job has started are killed only when the zygote exits normally.
     """
     function, zygote = preload.resolve(request.function), os.getpid()
     pid = os.fork()
@@ -123,8 +122,9 @@ def _forget_the_zygote() -> None:
 
 
 def _take_descriptors(fds: list[int]) -> list[int]:
-    """Give `fds` the numbers 0, 1, 2 (stdio) and, close-on-exec, from 3 on, and close all others
-    but those that every child inherits (`preload.inherited`). Return the numbers from 3 on."""
+    """Give `fds` the numbers 0, 1, 2 (stdio) and, close-on-exec, from 3 on. Close all other
+    descriptors except those that every child inherits (`preload.inherited`). Return the numbers
+    from 3 on."""
     # The copies lie above all sources and all targets: a dup2 to a target would close a source that
     # has its number.
     above = max(_FIRST_FD + len(fds), max(fds) + 1)

@@ -1,7 +1,7 @@
 """Kills a job with all its descendants, also those that have left its process group.
 
-A job is a child subreaper, so its descendants stay below it while it lives. They are read from
-/proc and stopped, and read again until no new process appears; then all are killed.
+A job is a child subreaper, so its descendants stay below it while it lives. They are listed from
+/proc and stopped, again and again until no new process appears. Then all are killed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def kill(pid: int) -> None:
 
 
 def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
-    """Stop the descendants that are not in `pidfds` yet and add them; return whether there was
+    """Stop the descendants that are not in `pidfds` yet, and add them. Return whether there was
     one."""
     unknown = below(pid) - set(pidfds)
     family = unknown | set(pidfds)

@@ -25,7 +25,7 @@ LONGEST_WAIT_MS = 86_400_000.0  # poll(2) counts in an int; a deadline may be ye
 
 
 class _Job:
-    """A running job: the request that it answers, its deadline (monotonic seconds)."""
+    """A running job. `deadline`: in monotonic seconds."""
 
     __slots__ = ("deadline", "pid", "request_id", "timed_out")
 
@@ -44,7 +44,7 @@ class ZygoteLoop:
         self._jobs: dict[int, _Job] = {}
 
     def serve(self) -> None:
-        """Fork on request; returns when the server has gone. Jobs do not outlive the zygote."""
+        """Fork on request. Returns when the server has ended, after all jobs were killed."""
         wakeup = open_child_notice()
         poll = select.poll()
         poll.register(self._server, select.POLLIN)

@@ -4,7 +4,7 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} or {"id": n, "err
 as between server and shim. `Cancel` has the id 0 and gets no answer. The zygote's first message is
 `ZygoteReady`.
 
-The zygote passes `arguments` on unread to the called function.
+The zygote does not read `arguments`, which are for the called function.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class ZygoteReady(Record):
 
 
 class Fork(Request):
-    """Start a child that outlives server and zygote. The request's descriptors are the child's. The
-    answer is a `Forked`."""
+    """Start a child that outlives server and zygote. The request's descriptors are passed to the
+    child. The answer is a `Forked`."""
 
     call = "fork"
     function: str
@@ -42,8 +42,11 @@ class Forked(Record):
 
 
 class RunJob(Request):
-    """Run a job. The request's descriptors are stdin, stdout, stderr, the result socket and those
-    of the job. The answer is a `JobEnded` when the job ends. `timeout_s`: None for no deadline."""
+    """Run a job. The answer is a `JobEnded` when the job ends. `timeout_s`: None for no deadline.
+
+    The request's descriptors are stdin, stdout, stderr, the result socket and further ones for the
+    job.
+    """
 
     call = "run"
     function: str
@@ -53,7 +56,7 @@ class RunJob(Request):
 
 
 class JobEnded(Record):
-    """The end of a job. `exit_code` is 128 + n for signal n; `timed_out`: the job was killed at its
+    """The end of a job. `exit_code`: 128 + n for signal n; `timed_out`: the job was killed at its
     deadline."""
 
     exit_code: int
@@ -68,16 +71,18 @@ class Cancel(Request):
 
 
 class Outcome(Record):
-    """The one message that a job may send on its result socket: `ok`, with the descriptors that
-    it hands over, or an error."""
+    """The one message that a job may send on its result socket: `ok` with descriptors for the
+    server, or an error."""
 
     ok: bool = False
     error: Message | None = None
 
 
 class FromWorker(Record):
-    """Fields in each answer of a worker, a job that serves many requests
-    (`cri_server.zygote.workers`). `last`: the worker's memory has grown, so it must get no further
-    request."""
+    """Fields in each answer of a worker, which is a job that serves many requests
+    (`cri_server.zygote.workers`).
+
+    `last`: the worker must get no further request, because its memory has grown.
+    """
 
     last: bool = False
