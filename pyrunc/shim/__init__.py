@@ -1,2 +1,2 @@
-"""The shim: starts and supervises the processes of many pods, has their standard streams, and
+"""The shim: starts and supervises the processes of many pods, holds their standard streams, and
 writes their logs and exit.json."""

@@ -1,7 +1,7 @@
 """Compiles launches in the shim: a container's when it is created, the pause process's and an
 exec's when they are started.
 
-The input is in files of the container's and the sandbox's folder (`shim.files`), so after a kill of
+The input is in files of the container's and the sandbox's folder (`shim.files`). So after a kill of
 the shim, another shim can compile the container or the pause process again. Only the functions that
 `fork_first` returns wait for other processes.
 """
@@ -51,7 +51,7 @@ CONFIGURATIONS_AT_MOST = 64
 
 
 class CompiledProcess:
-    """A launch that is ready to be carried out. Owns its descriptors until `close`. `warnings` are
+    """A launch that is ready to be carried out. Owns its descriptors until `close`. `warnings`:
     lines for the shim's log."""
 
     def __init__(
@@ -66,7 +66,7 @@ class CompiledProcess:
 
     def close(self) -> None:
         """Close the descriptors, and end the placeholder process of a systemd scope. Called when
-        the launch is done or is given up. Does not remove the cgroup."""
+        the launch is done or is given up. The cgroup stays."""
         if self.cgroup is not None:
             self.cgroup.occupied()
         ipc.close_all(self.fds)
@@ -74,13 +74,18 @@ class CompiledProcess:
 
 
 class CompiledContainer(CompiledProcess):
-    """A compiled container, which can be started. `state`: its state record, without the process;
-    `group`: its cgroup; `poststart`: its hooks of that kind; `poststop`: whether it has hooks or
-    resctrl groups for `Starter.after_stop`.
+    """A compiled container, which can be started.
+
+    - `state`: the content of its state.json, still without the process
+    - `group`: its cgroup
+    - `poststart`: its hooks of that kind
+    - `poststop`: it has hooks or resctrl groups for `Starter.after_stop`
 
     A container that another OCI runtime starts or CRIU restores has no launch. Instead, the shim
-    attaches its mounts. `attached`: the mount points for `fds`, in the same order. `pinned`: mount
-    point -> name of one of the pod's pinned mounts.
+    attaches its mounts:
+
+    - `attached`: the mount points for `fds`, in the same order
+    - `pinned`: mount point -> name of one of the pod's pinned mounts
     """
 
     state: State
@@ -97,8 +102,11 @@ class CompiledContainer(CompiledProcess):
 
 
 class CompiledPause(CompiledProcess):
-    """A compiled pause process. `pins`: name -> detached mount for the pod's containers.
-    `new_network`: whether the clone of the process makes the pod's network namespace."""
+    """A compiled pause process.
+
+    - `pins`: name -> detached mount for the pod's containers
+    - `new_network`: the clone of the process makes the pod's network namespace
+    """
 
     pins: dict[str, int]
     new_network: bool = False
@@ -107,7 +115,7 @@ class CompiledPause(CompiledProcess):
 class ContainerCompiler:
     """Compiles a container from its request, and from config.json and launch.json in `directory`,
     which are read once. `fds`: the descriptors of the request's images and opened sources, which
-    stay the caller's."""
+    the caller closes."""
 
     def __init__(
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int], oom_score: int
@@ -122,9 +130,12 @@ class ContainerCompiler:
         self._parts.end("read and parse")
 
     def fork_first(self) -> Callable[[], Prepared] | None:
-        """Return a function that a fork of the shim must run before `compile`, because the function
-        waits for other processes: it has systemd make the cgroup, or opens the mounts of a
-        container that another runtime starts or CRIU restores. None when there is nothing to do."""
+        """Return the function that a fork of the shim must run before `compile`, because the
+        function waits for other processes. None when there is nothing to do.
+
+        With the systemd driver the function makes the cgroup. For a container that another runtime
+        starts or CRIU restores, it opens the mounts.
+        """
         if self._file.runtime or self._file.restore:
             return self._open_places
         if self._file.cgroup.driver == "systemd":
@@ -134,9 +145,11 @@ class ContainerCompiler:
         return None
 
     def compile(self, prepared: Prepared | None) -> CompiledContainer:
-        """Compile the container. Its cgroup exists from here on, unless another runtime or CRIU is
-        to make it. `prepared`: the result of `fork_first`, whose descriptors belong to the compiled
-        container. Raises Error, OSError."""
+        """Compile the container. From here on its cgroup exists, unless another runtime or CRIU
+        makes it later. Raises Error, OSError.
+
+        `prepared`: the result of `fork_first`. Its descriptors belong to the compiled container.
+        """
         file, spec, parts = self._file, _with_oom_score(self._spec, self._oom_score), self._parts
         # createContainer hooks find the root there, in the container's mounts only
         if spec.hooks.create_container and spec.root:
@@ -191,8 +204,8 @@ class ContainerCompiler:
         )
 
     def _open_places(self) -> Prepared:
-        """Open the root and the mounts that the shim attaches before another runtime or CRIU runs;
-        returns their mount points and descriptors. The pod's pinned mounts are left out."""
+        """Open the root and the mounts that the shim attaches before another runtime or CRIU runs.
+        Returns their mount points and descriptors. The pod's pinned mounts are left out."""
         request = self._create_request(self._spec)
         check(request.spec)
         opened: list[int] = []
@@ -212,7 +225,7 @@ class ContainerCompiler:
 
     def _with_places(self, prepared: Prepared) -> CompiledContainer:
         """Return the compiled container of another runtime or of a checkpoint. It has no launch,
-        but the mounts that the shim attaches first: `prepared`, the result of `_open_places`."""
+        but mounts that the shim attaches. `prepared`: the result of `_open_places`."""
         fields, fds = prepared
         file, spec = self._file, _with_oom_score(self._spec, self._oom_score)
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
@@ -235,15 +248,16 @@ class PauseCompiler:
         self._request = PauseRequest.read(sandbox_dir)
 
     def fork_first(self) -> Callable[[], Prepared] | None:
-        """Return a function that a fork of the shim runs first: with the systemd driver it makes
-        the cgroup. None with cgroupfs."""
+        """Return the function that a fork of the shim must run before `compile`: with the systemd
+        driver, it makes the cgroup. None with cgroupfs."""
         if self._request.cgroup.driver != "systemd":
             return None
         group = naming.place(self._request.cgroups_path, self._id, "systemd")
         return lambda: _make_scope(group, {}, {})
 
     def compile(self, prepared: Prepared | None) -> CompiledPause:
-        """Compile the pause process; its cgroup exists from here on. Raises Error, OSError."""
+        """Compile the pause process. From here on its cgroup exists. `prepared`: the result of
+        `fork_first`. Raises Error, OSError."""
         request, parts = self._request, self._parts
         pins: dict[str, int] = {}
         descriptors = NamedDescriptors()
@@ -276,8 +290,8 @@ class PauseCompiler:
 def _make_scope(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Prepared:
-    """Have systemd make the cgroup of the pod or container. Returns the cgroup's record and, if
-    there is one, the descriptor that keeps the scope's placeholder process alive.
+    """Make the cgroup of the pod or container by systemd. Returns the result of `Cgroup.record`
+    and, if there is one, the descriptor that keeps the scope's placeholder process alive.
 
     A new scope needs a process: the placeholder, a child of the shim, stays until the container's
     first process is in the cgroup.
@@ -288,8 +302,8 @@ def _make_scope(
 
 
 def prepared_group(prepared: Prepared | None) -> Cgroup | None:
-    """Return the cgroup that a fork has made; None if it has made none. The returned object owns
-    the descriptor of the scope's placeholder process."""
+    """Return the cgroup that a fork has made, None without one. The returned object owns the
+    descriptor of the scope's placeholder process."""
     if prepared is None or "cgroup" not in prepared[0]:
         return None
     group = Cgroup.from_record(prepared[0]["cgroup"])
@@ -347,10 +361,13 @@ def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
 
 
 def _forget_earlier_mount(work: str) -> None:
-    """Remove the mark that an earlier mount of the volatile overlay has left in its folder `work`.
+    """Remove the mark that an earlier mount of the volatile overlay has left in its folder `work`,
+    so that the kernel permits a new mount.
+
     The kernel refuses a second mount while the mark exists, because writes of the first may be
     incomplete (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount"). Here the first
-    mount had no writes, because its launch was never carried out."""
+    mount had no writes, because its launch was never carried out.
+    """
     mark = f"{work}/work/incompat/volatile"
     for path in (f"{mark}/dirty", mark):
         try:
@@ -370,8 +387,12 @@ def execute(
     tty: bool,
     timed: bool = False,
 ) -> CompiledProcess:
-    """Compile an exec: the OCI process object `process` in `container`, which runs. `pidfd` is that
-    of its first process. Raises Error, OSError."""
+    """Compile the launch of an exec in the running `container`. Raises Error, OSError.
+
+    - `process`: the OCI process object
+    - `pidfd`: of the container's first process
+    - `oom_score_adj`: for a process object without one
+    """
     parts = Timings()
     configuration = _configuration(container.directory)
     spec = _with_oom_score(configuration.spec, oom_score_adj)
@@ -401,7 +422,7 @@ def execute(
 
 class _Configuration:
     """A container's parsed config.json, and the programs of its execs. `identity`: inode, size,
-    mtime and ctime of the file that was parsed."""
+    mtime and ctime of the parsed file."""
 
     __slots__ = ("identity", "programs", "spec")
 
@@ -414,7 +435,7 @@ _configurations: dict[str, _Configuration] = {}
 
 
 def _configuration(directory: str) -> _Configuration:
-    """Return the container's configuration, from a cache unless the file has changed."""
+    """Return the container's configuration. It comes from a cache unless the file has changed."""
     path = f"{directory}/{messages.CONFIG}"
     with open(path, "rb", buffering=0) as file:
         status = os.fstat(file.fileno())
@@ -436,8 +457,8 @@ def forget(directory: str) -> None:
 
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:
-    """Return the configuration with the server's OOM score if it has none. Otherwise the process
-    would inherit the shim's, which the OOM killer spares."""
+    """Return the configuration; if it has no OOM score, with the server's. Otherwise the process
+    would inherit the shim's score, by which the OOM killer spares the shim."""
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec

@@ -1,5 +1,5 @@
-"""The files that a server writes for its shims, and reads again itself: `launch.json` beside a
-container's config.json, `pause.json` in a sandbox's folder. A later version reads them too."""
+"""The files that the server writes for its shims: `launch.json` beside a container's config.json,
+`pause.json` in a sandbox's folder. The server itself and later versions read them, too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 
 class OtherRuntime(Record):
-    """The command line of an OCI runtime. `systemd`: the runtime has systemd make the cgroup."""
+    """The command line of an OCI runtime other than pyrunc. `systemd`: the runtime makes the cgroup
+    by systemd."""
 
     binary: str
     arguments: Sequence[str] = ()
@@ -23,12 +24,14 @@ class OtherRuntime(Record):
 
 
 class PreparedMount(Record):
-    """A mount of a container that another runtime starts or CRIU restores.
+    """A mount of a container that another runtime starts or CRIU restores. One of the fields after
+    `place` names what is mounted.
 
-    `place`: the mount point, relative to the container's folder. One of the other fields says what
-    is mounted there. `pinned`: the name of a mount that the pod has pinned. `image`: an image
-    volume. `lower`: the layers of an unpacked image volume, top first. `source`: a file or folder
-    of the host, whose path the server has resolved.
+    - `place`: the mount point, relative to the container's folder
+    - `pinned`: the name of a mount that the pod has pinned
+    - `image`: an image volume
+    - `lower`: the layers of an unpacked image volume, top first
+    - `source`: a file or folder of the host, whose path the server has resolved
     """
 
     place: str
@@ -39,8 +42,8 @@ class PreparedMount(Record):
 
 
 class RestoreFolders(Record):
-    """The folders from which CRIU restores a container: `images`, and CRIU's working folder `work`.
-    `options`: the fields of `checkpoint.CriuOptions`."""
+    """The folders from which CRIU restores a container. `work`: CRIU's working folder; `options`:
+    the fields of `checkpoint.CriuOptions`."""
 
     images: str
     work: str
@@ -50,11 +53,13 @@ class RestoreFolders(Record):
 class LaunchFile(RecordFile):
     """The parameters of a container's launch that are not in its config.json.
 
-    `image_volumes`, `layer_volumes`: mounted and unpacked images, by the names that bind mounts
-    have as sources. `settled`: bind sources whose real paths the server has resolved; a symbolic
-    link in such a path is an error when it is opened again. `runtime`: the other OCI runtime that
-    starts the container. `restore`: the folders from which CRIU restores the container. If
-    `runtime` or `restore` is set, the shim first attaches the mounts `places`.
+    - `image_volumes`: mounted images, by the names that bind mounts have as sources
+    - `layer_volumes`: unpacked images, by such names
+    - `settled`: bind sources whose real paths the server has resolved. A symbolic link in such a
+      path is an error when the path is opened again.
+    - `runtime`: the other OCI runtime that starts the container
+    - `restore`: the folders from which CRIU restores the container
+    - `places`: mounts that the shim attaches before `runtime` or CRIU runs
     """
 
     name = "launch.json"
@@ -75,5 +80,5 @@ class LaunchFile(RecordFile):
 
     @property
     def other_runtime(self) -> OtherRuntime | None:
-        """The OCI runtime that starts the container; None for a container of ours."""
+        """Return the other OCI runtime that starts the container; None if pyrunc starts it."""
         return self.runtime and self.runtime.replace(systemd=self.cgroup.driver == "systemd")

@@ -1,5 +1,5 @@
-"""A shim's connection to the keeper. The shim stores there what another shim needs to take its pods
-over (`messages.StoredPause`, `StoredContainer`), and asks the keeper for the wait statuses of
+"""A shim's connection to the keeper. By the keeper's entries (`messages.StoredPause`,
+`StoredContainer`) another shim can take the pods over. The keeper also returns the wait statuses of
 processes that are not the shim's children.
 
 The server replaces a keeper that was killed, and each shim stores its entries in the new one.
@@ -38,7 +38,7 @@ AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
 
 
 class KeeperLink:
-    """The shim's connection to the keeper in `folder`. Without a folder the shim has no keeper, and
+    """The shim's connection to the keeper in `folder`. Without a folder there is no keeper, and
     nothing is stored."""
 
     def __init__(self, loop: EventLoop, folder: str | None) -> None:
@@ -53,12 +53,11 @@ class KeeperLink:
     # -- descriptors
 
     def put(self, name: str, source: Source) -> None:
-        """Store a record and descriptors under `name`, in this keeper and every later one, until
-        `drop`.
+        """Store an entry under `name`, in this keeper and every later one, until `drop`. If the
+        keeper does not answer, the entry is sent later.
 
-        `source()` returns the record and the descriptors, which are closed here. If it raises
-        WrongState, because the process has ended, nothing is stored. If the keeper does not answer,
-        the entry is sent later.
+        `source()` returns the entry's fields and descriptors; this method closes the descriptors.
+        If `source` raises WrongState, because the process has ended, nothing is stored.
         """
         self._sources[name] = source
         self._unsent.add(name)
@@ -73,8 +72,8 @@ class KeeperLink:
             self._send()
 
     def get(self, name: str, kind: type[Stored]) -> tuple[Stored, list[int]]:
-        """Return the record and the descriptors that another shim has stored; the caller closes the
-        descriptors. Raises NotFound, Unavailable, Error."""
+        """Return the fields and the descriptors of an entry that another shim has stored. The
+        caller closes the descriptors. Raises NotFound, Unavailable, Error."""
         entry = self._call(lambda keeper: keeper.get(name))
         if entry is None:
             raise NotFound(f"the keeper stores no {name}")
@@ -84,7 +83,7 @@ class KeeperLink:
 
     def exit_status(self, pid: int, start_time: int, pidfd: int) -> int | None:
         """Return the wait status (wait(2)) of a process that is not our child, from the kernel or
-        from the keeper. Returns None if the process runs, or if its wait status is unknown."""
+        from the keeper. None if the process runs, or if its wait status is unknown."""
         status = wait_status(pid, start_time, pidfd)
         if status is not None:
             return status
@@ -95,8 +94,8 @@ class KeeperLink:
         return None if record is None else record.status
 
     def note_exit(self, pid: int, start_time: int, status: int) -> None:
-        """Store a wait status for the shim that takes over if this one is killed before it has
-        written the exit record."""
+        """Store the wait status of our child in the keeper. If this shim is killed before it has
+        written exit.json, the shim that takes over reads the status."""
         try:
             self._call(lambda keeper: keeper.post_note(pid, start_time, status))
         except Error:  # the kernel may tell
@@ -142,9 +141,11 @@ class KeeperLink:
         self._unsent.discard(name)
 
     def _call(self, operation: Callable[[Keeper], Result]) -> Result:
-        """Run an operation. If the connection is lost, connect again and repeat the operation once:
-        the keeper closes idle connections to make room for other clients. Raises Unavailable,
-        Error."""
+        """Run an operation on the keeper. Raises Unavailable, Error.
+
+        If the connection is lost, connect again and repeat the operation once: the keeper closes
+        idle connections to make room for other clients.
+        """
         if self._keeper is None:
             raise Unavailable("this shim was started without a keeper")
         try:

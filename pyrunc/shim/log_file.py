@@ -1,10 +1,10 @@
-"""A container's log file. Whole records are appended, and the file is reopened on request; its
-errors never stop the reading of the container's output.
+"""A container's log file. Whole lines are appended, and the file is reopened on request. An error
+of the file never stops the reading of the container's output.
 
-When a write fails, because the disk is full for example, the part of a record that was written is
-cut off again, so the file always ends with a whole record. A bounded amount of records waits in
-memory for the next attempt; further ones are dropped and counted, and once there is room a record
-says how many bytes were lost.
+When a write fails, for example on a full disk, the beginning of a line that was written is cut off
+again. So the file always ends with a whole line. A bounded number of lines waits in memory for the
+next attempt. Further lines are dropped and counted. When there is room again, a line says how many
+bytes were lost.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ class LogFile:
     def __init__(
         self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
     ) -> None:
-        """Open `path` for appending; a missing file and its missing folders are made. Symbolic
-        links are refused in place of the file, of the log `directory` and of folders below it.
-        Raises KernelError.
+        """Open `path` for appending; a missing file and its missing folders are made. Raises
+        KernelError.
 
-        `on_waiting()` is called when records could not be written; the caller then calls `retry`
-        from time to time.
+        - `on_waiting()`: is called when lines could not be written. The caller must then call
+          `retry` from time to time.
+        - `directory`: the pod's log folder. A symbolic link as this folder, as a folder below it,
+          or as the file is an error.
         """
         self.path, self.directory = path, directory
         self._on_waiting = on_waiting
@@ -48,7 +49,8 @@ class LogFile:
 
     @property
     def waiting(self) -> bool:
-        """Whether there are records that could not be written yet and that `retry` should write."""
+        """Tell whether there are lines that `retry` should write, because they could not be written
+        yet."""
         return bool(self._pending or self.dropped_bytes) and self._fd >= 0
 
     def write(self, records: bytes) -> None:
@@ -75,8 +77,8 @@ class LogFile:
         return not self.waiting
 
     def reopen(self) -> None:
-        """Open the log's path anew and write there from now on. Raises KernelError; the old file
-        stays in use then."""
+        """Open the log's path anew and write there from now on. If that fails, raise KernelError,
+        and continue to write to the old file."""
         if self.path is None:
             return
         fresh = open_log(self.path, self.directory)
@@ -86,13 +88,13 @@ class LogFile:
             self.retry()
 
     def close(self) -> None:
-        """Close the file. Records that wait stay in memory for the file that `reopen` opens."""
+        """Close the file. Lines that wait stay in memory; `reopen` opens a file for them."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
 
     def _append(self, records: bytes | bytearray) -> int:
-        """Append records; return how many bytes of them were written, in whole records."""
+        """Append lines; return how many bytes of whole lines were written."""
         written = 0
         try:
             with memoryview(records) as view:
@@ -107,8 +109,8 @@ class LogFile:
         return whole
 
     def _cut_off(self, torn_bytes: int) -> None:
-        """Remove the last `torn_bytes` bytes of the file: the beginning of a record that could not
-        be written to its end. Does nothing if the log is not a regular file."""
+        """Remove the last `torn_bytes` bytes of the file, the beginning of a line whose rest could
+        not be written. Does nothing if the log is not a regular file."""
         try:
             # The next record begins at the new end without lseek(2), because of O_APPEND (open(2)).
             size = os.fstat(self._fd).st_size
@@ -128,9 +130,9 @@ def open_log(path: str, directory: str = "") -> int:
     """Open `path` for appending; return the descriptor. A missing file is made with mode 0640,
     missing folders with 0755. Raises KernelError.
 
-    Symbolic links are refused in place of the file, of the pod's log `directory` and of folders
-    below it. By such a link, a pod that may write to the node's logs could make any file of the
-    host grow.
+    A symbolic link as the pod's log folder `directory`, as a folder below it, or as the file is an
+    error. By such a link, a pod that may write to the node's logs could make any file of the host
+    grow.
     """
     above, name = os.path.split(path)
     top = directory.rstrip("/") or above

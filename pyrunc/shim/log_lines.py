@@ -1,10 +1,11 @@
-"""Formats the output of a container as records of the CRI log format, without I/O.
+"""Formats the output of a container as lines of the CRI log format, without I/O.
 
-A record is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. A line of at most 16 KiB is one
-`F` record; a longer one is cut into `P` records of 16 KiB and a last `F`. Up to 16 KiB without a
-newline wait in memory for the rest of the line; at the end of the stream they become a `P` record.
-Readers join the records P … P F. Content is never changed. One time stamp serves a whole batch.
-Format: kubernetes design "CRI: container runtime logs"; the 16 KiB and the last P are containerd's.
+A log line is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. An output line of at most 16 KiB
+becomes one `F` line. A longer one is cut into `P` lines of 16 KiB and a last `F` line. Up to 16 KiB
+without a newline wait in memory for the rest of the output line. At the end of the stream they
+become a `P` line. Readers join the lines P … P F. Content is never changed. One time stamp serves a
+whole batch. Format: kubernetes design "CRI: container runtime logs"; the 16 KiB and the last P are
+containerd's.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ PARTIAL_BYTES = 16 * 1024
 
 
 class LogLines:
-    """The lines of one stream of one container."""
+    """Converts the output of one stream of a container to log lines."""
 
     __slots__ = ("_stream", "_tail")
 
@@ -24,8 +25,8 @@ class LogLines:
         self._tail = bytearray()
 
     def feed(self, data: bytes, stamp: bytes) -> bytes:
-        """Return the whole records that `data` completes, if any. `stamp`: the time, in the form of
-        `time_stamp`."""
+        """Return the log lines that `data` completes; may be empty. `stamp`: the time, as
+        `time_stamp` returns it."""
         if self._tail:
             if len(self._tail) + len(data) <= PARTIAL_BYTES and b"\n" not in data:
                 # the waiting bytes are not searched again: more may come one byte at a time
@@ -50,7 +51,7 @@ class LogLines:
         return records[0] if len(records) == 1 else b"".join(records)
 
     def finish(self, stamp: bytes) -> bytes:
-        """Return the record of an unterminated last line; empty if there is none."""
+        """Return the log line of an unterminated last output line; empty if there is none."""
         tail, self._tail = bytes(self._tail), bytearray()
         return b"%b %b P %b\n" % (stamp, self._stream, tail) if tail else b""
 
@@ -64,6 +65,6 @@ def time_stamp() -> bytes:
 
 
 def _whole_lines(prefix: bytes, lines: bytes) -> list[bytes]:
-    """Put `prefix` before each of the lines; returns them joined, as the only item of a list.
-    `lines` ends with a newline. Returns [] if `lines` is empty."""
+    """Return a list with one item: `lines` with `prefix` before each line. `lines` ends with a
+    newline. Returns [] if `lines` is empty."""
     return [prefix + lines[:-1].replace(b"\n", b"\n" + prefix) + b"\n"] if lines else []

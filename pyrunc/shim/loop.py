@@ -2,8 +2,8 @@
 neither threads nor asyncio, because an idle shim must cost nothing.
 
 All watched descriptors are non-blocking, and readiness is level-triggered, so no handler misses an
-event. A handler must expect to find nothing to read: it may be called for an earlier descriptor
-that had the same number.
+event. A handler must not fail when there is nothing to read: the event may be of an earlier
+descriptor with the same number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST_WAIT_S = 86_400.0  # epoll_wait(2) counts milliseconds in an int; a time
 
 
 class Timer:
-    """A call that is due at a moment of the monotonic clock."""
+    """A function that the loop calls at a moment of the monotonic clock."""
 
     __slots__ = ("at", "function")
 
@@ -40,7 +40,7 @@ class Timer:
         self.function: Callable[[], None] | None = function
 
     def cancel(self) -> None:
-        """Cancel the timer: its function is not called any more."""
+        """Cancel the timer, so that its function is not called."""
         self.function = None
 
     def __lt__(self, other: Timer) -> bool:
@@ -57,7 +57,8 @@ class EventLoop:
         self._stopped = False
 
     def watch(self, fd: int, events: int, handler: Handler) -> None:
-        """Call `handler(events)` when `fd` is ready; errors and hang-ups are always reported."""
+        """Call `handler(events)` when `fd` is ready for one of `events`. Errors and hang-ups are
+        always reported."""
         if fd in self._handlers:
             self._epoll.modify(fd, events)
         else:
@@ -65,8 +66,8 @@ class EventLoop:
         self._handlers[fd] = handler
 
     def unwatch(self, fd: int) -> None:
-        """Stop watching `fd`; call this before closing `fd`. Does nothing if `fd` is not
-        watched."""
+        """Stop watching `fd`. Does nothing if `fd` is not watched. Every watched descriptor must be
+        unwatched before it is closed."""
         if self._handlers.pop(fd, None) is not None:
             # close(2) alone does not remove it while a dup or a fork has the file open (epoll(7),
             # Q6).
@@ -113,12 +114,15 @@ class EventLoop:
 
 
 class LaunchSteps:
-    """Carries out a launch in steps between other work. `steps` is a generator that yields each
-    descriptor to wait for; its result goes to `on_done`, its exception to `on_failed`.
+    """Carries out a launch in steps between other work.
+
+    - `steps`: a generator that yields each descriptor to wait for
+    - `on_done`: is called with the generator's result
+    - `on_failed`: is called with the generator's exception
 
     The steps run in the shim itself, not in a fork: an exec takes 1.1 ms of CPU in the shim, and
-    2.8 ms in a fork, which copies 550 pages (measured). Exec probes have that cost for the
-    container's whole life.
+    2.8 ms in a fork, which copies 550 pages (measured). Exec probes cause this cost as long as the
+    container runs.
     """
 
     def __init__(

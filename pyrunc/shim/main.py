@@ -1,6 +1,6 @@
-"""The start of a shim, which the zygote forks as `pyrunc.shim.main:main`.
+"""The main module of a shim. The zygote forks a shim as `pyrunc.shim.main:main`.
 
-`inherit` prepares the zygote once; all shims inherit the result.
+`inherit` runs once in the zygote; all shims inherit the result.
 """
 
 from __future__ import annotations
@@ -30,17 +30,19 @@ OOM_SCORE_ADJ = -999
 
 
 def inherit(lowest: int) -> list[int]:
-    """Prepare the zygote for its forks; called once. Returns descriptors that all children inherit,
-    numbered from `lowest`."""
+    """Prepare the zygote for its forks. Returns descriptors that all children inherit, numbered
+    from `lowest`."""
     _reset_inherited_state()
     _lower_oom_score()
     return [launch.executable(lowest)]
 
 
 def main(arguments: Message, fds: list[int]) -> None:
-    """Run a shim until it has neither a pod nor a server, or a client ends it (`EndShim`).
-    `arguments`: the fields of `Arguments`; `fds`: the listening socket, and a socket that is
-    connected to the server."""
+    """Run a shim until it has neither a pod nor a server, or until a client ends it (`EndShim`).
+
+    - `arguments`: the fields of `Arguments`
+    - `fds`: the listening socket, and a socket that is connected to the server
+    """
     parsed = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
     _log_to(f"{parsed.folder}/{LOG}")
@@ -53,18 +55,19 @@ def main(arguments: Message, fds: list[int]) -> None:
 
 
 def _log_to(path: str) -> None:
-    """Redirect this process's stderr to a file, because the server may end first."""
+    """Redirect this process's stderr to a file, because the shim may live longer than the
+    server."""
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     os.dup2(log, 2)
     os.close(log)
 
 
 def _reset_inherited_state() -> None:
-    """Reset the process state that pods would inherit from the server. Ignore SIGHUP and SIGINT,
-    which a terminal sends to the server's whole session or process group.
+    """Reset the process state that pods would inherit from the server. Also ignore SIGHUP and
+    SIGINT, which a terminal sends to the server's whole session or process group.
 
-    Each launch sets limits, CPUs, signals, capabilities and oom_score_adj itself. What the kernel
-    does not reset (no_new_privs, a seccomp filter, locked secure bits) stays.
+    Each launch sets limits, CPUs, signals, capabilities and oom_score_adj itself. Some state cannot
+    be reset and stays: no_new_privs, a seccomp filter, locked secure bits.
     """
     os.chdir("/")
     # The modes of logs (0640) and their folders (0755) must not depend on the server's umask.
@@ -76,7 +79,7 @@ def _reset_inherited_state() -> None:
 
 def _lower_oom_score() -> None:
     """Protect the shim from the OOM killer, where that is permitted: killing it frees little memory
-    and interrupts pods. Containers get their own score."""
+    and interrupts pods. Containers get another score."""
     descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
         os.write(descriptor, b"%d" % OOM_SCORE_ADJ)

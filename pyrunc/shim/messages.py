@@ -6,11 +6,11 @@ Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or
 shim may be older or newer than its client: unknown fields are ignored, an unknown call is
 `unsupported`, and `state` has the shim's protocol version.
 
-`cri_server.pod.client` sends the requests, and `pyrunc.shim.serve` reads them. `parts` in an
-answer: what the call spent its time on (`Timings.noted`); with `timed` in the request, also each
-operation of a launch.
+`cri_server.pod.client` sends the requests, and `pyrunc.shim.serve` reads them. `parts` in an answer
+has the stages of the call with their times (`Timings.noted`); with `timed` in the request, also
+each operation of a launch.
 
-Files. `shim.sock` and `shim.json` {pid, start_time} in the shim's own folder (calls `take_pod`,
+Files. `shim.sock` and `shim.json` {pid, start_time} are in the shim's folder (calls `take_pod`,
 `shim` and `end_shim`), and in the folder of each sandbox that it serves (all other calls). In a
 container's folder the shim writes `state.json` when the container runs (`container.state`, with
 started_at_ns), and `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}
@@ -59,9 +59,10 @@ OOM_KILLED = "OOMKilled"
 class Arguments(Record):
     """The arguments of a new shim, which also gets its listening socket, bound in `folder`.
 
-    `version`: the server's version, which `ShimInfo` repeats. `oom_score_adj`: of processes whose
-    configuration sets none. `starter` (`module:class`) replaces the runtime library. `keeper`: the
-    folder of the keeper (`pyrunc.keeper.client`).
+    - `version`: the server's version, which `ShimInfo` reports
+    - `oom_score_adj`: for processes whose configuration has none
+    - `starter`: a class (`module:class`) that replaces the shim's `Starter`
+    - `keeper`: the folder of the keeper (`pyrunc.keeper.client`)
     """
 
     folder: AbsolutePath
@@ -75,9 +76,12 @@ class Arguments(Record):
 
 
 class Exit(Record):
-    """How a container ended: `exit.json`, the answer to `Stop`, and, with `container`, the event
-    that is sent after the file was written. `exit_code` is 128 + n for signal n; `reason` is set
-    for OOMKilled, StartError and Unknown."""
+    """How a container ended. It is the content of `exit.json`, the answer to `Stop`, and, with
+    `container`, the event that is sent after the file was written.
+
+    - `exit_code`: 128 + n for signal n
+    - `reason`: OOMKilled, StartError or Unknown; None in all other cases
+    """
 
     exit_code: int
     signal: int | None
@@ -89,7 +93,7 @@ class Exit(Record):
 
     @classmethod
     def unknown(cls, finished_at_ns: int, message: str = "") -> Exit:
-        """Return the exit of a container whose end no process has observed."""
+        """Return the exit of a container whose end was not observed."""
         return cls(UNKNOWN_CODE, None, finished_at_ns, reason=UNKNOWN_REASON, message=message)
 
     @classmethod
@@ -99,7 +103,7 @@ class Exit(Record):
 
     @property
     def cri_reason(self) -> str:
-        """The reason in the CRI status, which kubelet shows and partly acts on."""
+        """Return the reason in the CRI status, which kubelet shows and partly acts on."""
         if self.oom_killed:
             return OOM_KILLED
         return self.reason or ("Error" if self.exit_code else "Completed")
@@ -117,7 +121,7 @@ class ExecExited(Record):
 
 
 class PauseExited(Record):
-    """The pod's pause process has ended. `exit_code` is None when it is unknown."""
+    """The pod's pause process has ended. `exit_code`: None when it is unknown."""
 
     exit_code: int | None = None
 
@@ -137,7 +141,7 @@ def message_of(event: Event) -> Message:
 
 
 def event_of(message: Mapping[str, Any]) -> Event | None:
-    """Return the event of a JSON object; None for an event of a newer version. Raises
+    """Return the event of a JSON object. None for an event that this version does not know. Raises
     InvalidArgument."""
     kind = EVENTS.get(str(message.get("event")))
     return None if kind is None else kind.of(message)
@@ -172,8 +176,8 @@ class StoredPause(Record):
 
 
 class StoredContainer(Record):
-    """The keeper's entry of a running container. The entry's descriptors are the pidfd of the first
-    process and, for each name in `outputs`, the one from which the shim reads this stream."""
+    """The keeper's entry of a running container. Its descriptors are the pidfd of the first process
+    and, for each name in `outputs`, the descriptor from which the shim reads this stream."""
 
     pid: int
     start_time: int
@@ -202,7 +206,7 @@ class Done(Record):
 
 class NetworkNamespace(Record):
     """The answer to `TakePod` and `TakeOverPause`. `netns_path`: the path of the pod's network
-    namespace, if the shim has it open."""
+    namespace; None if the shim does not have it open."""
 
     netns_path: str | None = None
 
@@ -228,9 +232,12 @@ class CreateContainer(Request):
     """Compile the container whose config.json and launch.json are in its folder, and make its
     cgroup. A container that was created but not started is dropped and compiled anew.
 
-    `images`: index files of the mounted images; `opened`: host paths of bind sources. The request's
-    descriptors are a mount for each of `images`, then the open source for each of `opened`.
-    `sources`: host path of a bind source -> what the server has found there.
+    - `images`: index files of the mounted images
+    - `opened`: host paths of bind sources
+    - `sources`: facts about bind sources, by host path
+
+    The request's descriptors are a mount for each of `images`, then the open source for each of
+    `opened`.
     """
 
     call = "create_container"
@@ -248,7 +255,7 @@ class ContainerCreated(Record):
 
 
 class DropContainer(Request):
-    """Forget a container that was created and will not be started; its cgroup stays. Unknown
+    """Forget a container that was created and will not be started. Its cgroup stays. Unknown
     containers are ignored."""
 
     call = "drop_container"
@@ -280,10 +287,14 @@ class TakeOverPause(Request):
 
 
 class TakeOverContainer(Request):
-    """Take over a container of a lost shim from the keeper. `sessions`: pid and start time of the
-    first process of each exec session; the shim kills these sessions. The request may have one
-    descriptor, the writing end of the container's stdin. `stdin_once`: stdin is closed when the
-    first client's input ends."""
+    """Take over a container of a lost shim from the keeper.
+
+    - `sessions`: pid and start time of the first process of each exec session. The shim kills these
+      sessions.
+    - `stdin_once`: close stdin when the first client's input ends
+
+    The request may have one descriptor, the writing end of the container's stdin.
+    """
 
     call = "adopt_container"
     container: Id
@@ -306,8 +317,8 @@ class StartExec(Request):
 
 
 class ExecStarted(Record):
-    """The answer to `StartExec`: the session's process runs. The answer has descriptors: the
-    terminal's master, or a pipe for each requested one of stdin, stdout and stderr."""
+    """The answer to `StartExec`: the session's process runs. Its descriptors are the terminal's
+    master, or a pipe for each requested one of stdin, stdout and stderr."""
 
     pid: int
     start_time: int = 0
@@ -315,17 +326,16 @@ class ExecStarted(Record):
 
 
 class KillExec(Request):
-    """Kill the session's process and its descendants. For some seconds after the exit of the
-    process, its descendants can still be killed; then the session is unknown. Unknown sessions are
-    ignored."""
+    """Kill the session's process and its descendants. After the exit of the process, its
+    descendants can be killed for some more seconds. Unknown sessions are ignored."""
 
     call = "kill_exec"
     exec: Id
 
 
 class Stop(Request):
-    """Send `signal` to the container, and SIGKILL after `timeout_s`. The `Exit` is the answer, sent
-    when the container has exited."""
+    """Send `signal` to the container, and SIGKILL after `timeout_s`. The answer is the `Exit`, when
+    the container has exited."""
 
     call = "stop"
     container: Id
@@ -334,8 +344,8 @@ class Stop(Request):
 
 
 class Attach(Request):
-    """Attach to the requested streams of the container. The answer has a pipe for each of them, in
-    the order stdin, stdout, stderr; a terminal has no stderr."""
+    """Attach to the requested streams of the container. The answer's descriptors are a pipe for
+    each stream, in the order stdin, stdout, stderr. A terminal has no stderr."""
 
     call = "attach"
     container: Id
@@ -363,7 +373,7 @@ class ReopenLog(Request):
 
 
 class GetState(Request):
-    """Ask for a `PodState`."""
+    """Request a `PodState`."""
 
     call = "state"
 
@@ -378,7 +388,7 @@ class PauseState(Record):
 
 
 class ContainerState(Record):
-    """A container in a `PodState`. `exit` is set when it has ended."""
+    """A container in a `PodState`. `exit`: None while the container runs."""
 
     id: Id
     pid: int
@@ -389,9 +399,13 @@ class ContainerState(Record):
 
 
 class PodState(Record):
-    """The pod's state as its shim has it. `protocol`: the shim's protocol version; `netns_path`:
-    the network namespace that the shim has open, also without a pause process; `execs`: running
-    sessions."""
+    """The pod's state as its shim has it.
+
+    - `protocol`: the shim's protocol version
+    - `holder`: the pause process, also after its end
+    - `execs`: running exec sessions
+    - `netns_path`: the network namespace that the shim has open, also without a pause process
+    """
 
     protocol: int
     pid: int
@@ -402,18 +416,18 @@ class PodState(Record):
 
     @property
     def pause(self) -> PauseState | None:
-        """The pause process, also after its end; None if none was started."""
+        """Return the pause process, also after its end; None if none was started."""
         return self.holder
 
     @property
     def netns(self) -> str | None:
-        """The path of the pod's network namespace. A shim of version 0.1.0 reports it only with the
-        pause process."""
+        """Return the path of the pod's network namespace. A shim of version 0.1.0 reports it only
+        with the pause process."""
         return self.netns_path or (self.holder.netns_path if self.holder else None)
 
     @property
     def pause_running(self) -> bool:
-        """Whether the pause process runs."""
+        """Tell whether the pause process runs."""
         return self.holder is not None and self.holder.running
 
 
@@ -438,8 +452,11 @@ class Shutdown(Request):
 
 
 class TakePod(Request):
-    """Serve a pod on the listening socket that the request has as a descriptor. `network`: the pod
-    has its own network namespace. The answer is a `NetworkNamespace`."""
+    """Serve a pod. The request's descriptor is the pod's listening socket. The answer is a
+    `NetworkNamespace`.
+
+    `network`: the pod needs a network namespace, because it does not use the host's.
+    """
 
     call = "take_pod"
     sandbox_dir: AbsolutePath
@@ -448,21 +465,25 @@ class TakePod(Request):
 
 
 class GetShim(Request):
-    """Ask for a `ShimInfo`."""
+    """Request a `ShimInfo`."""
 
     call = "shim"
 
 
 class EndShim(Request):
-    """End the shim without loss of output, so that another shim can take its pods over: log all
-    output that the shim has read, also unfinished lines, answer, and end the process. The pods'
-    processes run on."""
+    """End the shim without loss of output, so that another shim can take its pods over. The pods'
+    processes run on.
+
+    The shim first logs all output that it has read, also unfinished lines. It then answers and
+    ends.
+    """
 
     call = "end_shim"
 
 
 class ShimInfo(Record):
-    """The shim's process and versions. `version`: of the server that started the shim."""
+    """The shim's process and versions. `version`: the version of the server that started the
+    shim."""
 
     protocol: int
     version: str
@@ -471,7 +492,7 @@ class ShimInfo(Record):
 
 
 class ShimRecord(Record):
-    """The shim's process, in `shim.json`."""
+    """The shim's process: the content of `shim.json`."""
 
     pid: int
     start_time: int

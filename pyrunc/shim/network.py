@@ -1,8 +1,8 @@
-"""Makes the network namespaces of pods. The shim makes one ahead, before a pod needs it.
+"""Makes the network namespaces of pods. The shim makes one in advance, before a pod needs it.
 
-A namespace is never used for a second pod. It belongs to the shim's user namespace, so a pod with
-its own user namespace does not get it: the clone of such a pod's pause process makes one that the
-pod's root owns.
+A namespace is never used for a second pod. It belongs to the shim's user namespace. A pod with
+another user namespace does not get it: the clone of the pod's pause process makes a network
+namespace that belongs to the pod's user namespace.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _LO_UP = _IFREQ.pack(b"lo", IFF_UP)
 
 
 def open_network() -> int:
-    """Make a network namespace whose `lo` is up; return its descriptor. The caller is in its own
-    namespace again afterwards. Raises KernelError."""
+    """Make a network namespace whose `lo` is up; return its descriptor. The caller stays in its
+    present namespace. Raises KernelError."""
     with closing_fd(open_own("net")) as home:
         # Only the calling thread changes its namespace, and the shim has no other. It takes some
         # 0.4 ms (measured, Linux 6.18).

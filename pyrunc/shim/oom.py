@@ -26,8 +26,8 @@ KILLED_CODE = 137
 
 
 class KillCounts:
-    """Counts the OOM killer's kills for all containers of a pod together, because their cgroups
-    often have the same parent."""
+    """Counts the OOM killer's kills for all containers of a pod. One object serves all of them,
+    because their cgroups often have the same parent."""
 
     def __init__(self) -> None:
         # parent -> kills in removed groups that are attributed already
@@ -37,16 +37,16 @@ class KillCounts:
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Begin to count kills in `group`, in which processes run already. Records how many kills
-        in removed cgroups of the same parent are older. Raises KernelError."""
+        """Begin to count kills in `group`, in which processes run already. Kills before this call
+        in removed cgroups of the same parent will not count. Raises KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)
             self._attributed.setdefault(parent, _in_removed_groups(parent))
 
     def killed(self, group: Cgroup, exit_code: int | None) -> bool:
-        """Tell whether the OOM killer ended processes of `group`. To be called once, at the
-        container's end. Raises KernelError."""
+        """Tell whether the OOM killer has ended processes of `group`. The caller must call this
+        only once, at the container's end. Raises KernelError."""
         self._open.discard(group.directory)
         kills = group.oom_kills()
         if kills is not None:
@@ -66,8 +66,8 @@ class KillCounts:
         return True
 
     def _may_be_of_another(self, parent: str) -> bool:
-        """Tell whether a kill below `parent` may belong to another container's cgroup: a removed
-        one of this pod, or one of another pod, if pods share the parent."""
+        """Tell whether a kill below `parent` may belong to another container's cgroup. That is a
+        removed cgroup of this pod, or a cgroup of another pod, if pods share the parent."""
         if any(_is_removed(group, parent) for group in self._open):
             return True
         return not set(cgroup.children(parent)) <= self._open

@@ -1,5 +1,5 @@
-"""Runs containers by another OCI runtime, with the command line that all of them have (runc's), in
-forks of the shim.
+"""Runs containers by another OCI runtime, with runc's command line, which all of them have. The
+commands run in forks of the shim.
 
     create --bundle DIR --pid-file FILE [--console-socket SOCKET] ID, start ID, kill ID NUMBER,
     delete --force ID,
@@ -7,7 +7,7 @@ forks of the shim.
 
 When the runtime and the fork have ended, the container's process becomes the child of the shim,
 which is a subreaper, and is supervised like any other. Only signals go through the runtime, which
-may run the process in a virtual machine. The fork attaches the root and the other mounts in its own
+may run the process in a virtual machine. The fork attaches the root and the other mounts in a new
 mount namespace, which the runtime inherits, so the host sees none of them. The runtime keeps its
 state in the container's folder.
 """
@@ -61,11 +61,12 @@ NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "no
 
 
 class RuntimeCommand:
-    """The runtime's command line for one container. The container's folder becomes the working
-    directory, because the path of a socket must be short."""
+    """The runtime's command line for one container. Making it changes the working directory to the
+    container's folder, because the path of a socket must be short."""
 
     def __init__(self, record: OtherRuntime, directory: str) -> None:
-        """`directory`: the container's folder, which has the container's name."""
+        """Change the working directory to the container's folder `directory`, whose name is the
+        container's id."""
         os.chdir(directory)
         self.id, self._directory = os.path.basename(directory), directory
         self._binary = record.binary
@@ -98,7 +99,7 @@ class RuntimeCommand:
         self._run(["kill", self.id, str(number)])
 
     def delete(self) -> None:
-        """Have the runtime delete the container: its cgroups and the runtime's state of it. The
+        """Delete the container by the runtime: its cgroups and the runtime's state of it. The
         runtime runs the poststop hooks. Raises the errors of `_run`."""
         self._run(["delete", "--force", self.id])
 
@@ -156,7 +157,7 @@ class RuntimeCommand:
 
 
 class _Listener:
-    """A socket on which a runtime sends the master of the container's terminal."""
+    """A socket to which a runtime sends the master of the container's terminal."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -194,7 +195,8 @@ class _Listener:
 def start(
     compiled: CompiledContainer, directory: str, stdio: Stdio, pause: PauseProcess | None
 ) -> StartedProcess:
-    """Start the container; returns its first process. Called in a fork. Raises Error."""
+    """Start the container; return its first process. Must run in a fork of the shim. Raises
+    Error."""
     record = compiled.file.other_runtime
     assert record is not None and compiled.cgroup is not None
     attach(compiled, directory, pause)
@@ -217,7 +219,8 @@ def start(
 def execute(
     record: OtherRuntime, request: messages.StartExec, container: SupervisedContainer, stdio: Stdio
 ) -> StartedProcess:
-    """Start another process in a running container. Called in a fork. Raises Error."""
+    """Start another process in a running container. Must run in a fork of the shim. Raises
+    Error."""
     runtime = RuntimeCommand(record, container.directory)
     name = f"exec-{os.getpid()}"
     pid, console = runtime.execute(request.process, stdio, tty=request.tty, name=name)
@@ -253,8 +256,8 @@ def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | No
 
 
 def _process(pid: int, group: Cgroup, console: int | None) -> StartedProcess:
-    """Return the process that a runtime has started. If it has ended already, it is a zombie until
-    the shim reaps it, so its pid is not reused."""
+    """Return the process that a runtime has started. A process that has ended already is a zombie
+    until the shim reaps it, so its pid is not reused."""
     status = stat(pid)
     if status is None:
         raise PeerError(f"the runtime's process {pid} does not exist")

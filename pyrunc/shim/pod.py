@@ -1,4 +1,4 @@
-"""One pod of a shim: the calls about it, and its processes."""
+"""One pod of a shim: answers the calls about the pod and supervises its processes."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     Compiled = TypeVar("Compiled", covariant=True)
 
     class LaunchCompiler(Protocol[Compiled]):
-        """Compiles a process with `compile`. If `fork_first` returns a function, a fork of the shim
-        runs it before, and `compile` gets its result."""
+        """Compiles a process by `compile`. If `fork_first` returns a function, a fork of the shim
+        must run it first, and `compile` gets its result."""
 
         def fork_first(self) -> Callable[[], Prepared] | None: ...
         def compile(self, prepared: Prepared | None) -> Compiled: ...
@@ -59,8 +59,9 @@ ABANDONED_AFTER_S = 60.0
 class ShimPod:
     """One pod that the shim serves: answers the calls about it and supervises its processes.
 
-    `sandbox_dir`: the folder with the sandbox's socket and state; `containers_dir`: the folder
-    with one folder of state for each container."""
+    - `sandbox_dir`: the folder with the sandbox's socket and state
+    - `containers_dir`: the folder with a state folder for each container
+    """
 
     def __init__(
         self,
@@ -105,12 +106,12 @@ class ShimPod:
         self._drop_network()
 
     def stop_reading(self) -> None:
-        """Log all output of the containers that was read, and read no more."""
+        """Log all output that was read from the containers, and read no more."""
         for container in self._containers.values():
             container.stop_reading()
 
     def descriptors(self) -> list[int]:
-        """Return the sockets' descriptors, which a fork must not keep open."""
+        """Return the sockets' descriptors, which a fork must close."""
         return self._server.descriptors()
 
     def _calls(self) -> list[Handler]:
@@ -200,7 +201,8 @@ class ShimPod:
 
     def _stop_pause(self, call: ShimCall, request: messages.StopPause) -> None:
         """End the pause process, and answer `call` after its exit. A pause process that is still
-        being started is killed when its start is done: the caller of the start has given up."""
+        being started is killed when its start is done, because the caller of the start has given
+        up."""
         if self._pause_starting:
             self._pause_waiting.append(call)
             return
@@ -356,8 +358,8 @@ class ShimPod:
             container.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
     def _take_over_container(self, call: ShimCall, request: messages.TakeOverContainer) -> None:
-        """Supervise a container of a lost shim. Its exec sessions, which have no client any more,
-        are killed."""
+        """Supervise a container of a lost shim. Its exec sessions are killed, because they have no
+        client any more."""
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is already in this shim")
@@ -429,8 +431,8 @@ class ShimPod:
         )
 
     def _use_folder(self, container_id: str) -> None:
-        """Count a command of the other runtime that starts in the container's folder. Until
-        `_leave_folder` is called, `forget` and `shutdown` wait, so that the folder remains."""
+        """Count a command of the other runtime that begins to use the container's folder. `forget`
+        and `shutdown` wait until `_leave_folder` is called, so that the folder remains."""
         self._commands_in_folder[container_id] = self._commands_in_folder.get(container_id, 0) + 1
 
     def _leave_folder(self, container_id: str) -> None:
@@ -443,8 +445,8 @@ class ShimPod:
 
     def _signal_by_runtime(self, container: SupervisedContainer, number: int) -> None:
         """Run the other runtime's command that sends a signal, in the background. Does nothing
-        while that command runs for the same signal, because a stop repeats its last signal until
-        the container has ended."""
+        while that command runs for the same signal: a stop repeats its last signal until the
+        container has ended."""
         key = (container.id, number)
         if key in self._signals_in_flight:
             return
@@ -579,8 +581,8 @@ class ShimPod:
         on_failed: Callable[[Exception], None],
     ) -> None:
         """Compile a process, and call `on_compiled` or `on_failed`, now or later. If the compiler
-        has a `fork_first`, a forked process runs it before. When the compilation fails, the
-        descriptors and the cgroup that the forked process has made are removed."""
+        has a `fork_first`, a forked process runs it first. When the compilation fails, the
+        descriptors and the cgroup of the forked process are removed."""
 
         def compile(prepared: Prepared | None) -> None:
             try:
@@ -632,15 +634,16 @@ class ShimPod:
 
     def _end_when_done(self, tries: int) -> None:
         """Stop serving the pod when the shim's forks have ended, such as one that runs a poststop
-        hook or removes a systemd scope. After `tries` more checks, no longer waits for them."""
+        hook or removes a systemd scope. Checks this at most `tries` more times, then no longer
+        waits."""
         if self._reaper.busy and tries:
             self.loop.after(END_RETRY_S, lambda: self._end_when_done(tries - 1))
         else:
             self._end()
 
     def _remove(self, group: Cgroup, tries: int = GROUP_TRIES) -> None:
-        """Remove a cgroup whose processes were killed. Tries again while the last of them are still
-        dying."""
+        """Remove a cgroup whose processes were killed. Tries again while some of them are not dead
+        yet."""
         if group.driver == "systemd":  # whose answer over D-Bus may take long
             self._in_background(group.remove, _warn_of)
             return
@@ -697,8 +700,8 @@ def _process(message: Message, fds: list[int]) -> StartedProcess:
 
 
 def _record(container: SupervisedContainer, state: State) -> None:
-    """Write the container's state.json, for `pyrunc`, and for a restarted server that finds no
-    shim."""
+    """Write the container's state.json. `pyrunc` reads it, and so does a restarted server that
+    finds no shim."""
     try:
         state.save(
             pid=container.pid,

@@ -1,8 +1,8 @@
-"""The pods of a shim, which share its process, event loop and reaper, and the socket by which the
-server assigns pods.
+"""The pods of a shim, which share its process, event loop and reaper. Also the socket by which the
+server assigns pods to the shim.
 
-Each pod has its own socket, shim.json and lock in its sandbox's folder. A shim without pods waits
-for the next pod as long as a server is connected; without a server it ends.
+Each pod has a socket, shim.json and a lock in its sandbox's folder. A shim without pods waits for
+the next pod as long as a server is connected; without a server it ends.
 """
 
 from __future__ import annotations
@@ -36,9 +36,12 @@ class ShimPods:
     def __init__(
         self, arguments: messages.Arguments, listener: int, client: int, starter: Starter
     ) -> None:
-        """Serve calls on `listener`, a socket that is bound in the shim's folder, and on `client`,
-        a socket that is connected to the server which started this shim. `starter` starts the pods'
-        processes."""
+        """Serve calls on the sockets `listener` and `client`.
+
+        - `listener`: a socket that is bound in the shim's folder
+        - `client`: a socket that is connected to the server which started this shim
+        - `starter`: starts the pods' processes
+        """
         self.starter = starter
         self.loop = EventLoop()
         self.keeper = KeeperLink(self.loop, arguments.keeper)
@@ -70,7 +73,7 @@ class ShimPods:
         self._end_if_unused()
 
     def descriptors(self) -> list[int]:
-        """Return the descriptors of all sockets, which a fork must not keep open."""
+        """Return the descriptors of all sockets, which a fork must close."""
         return [
             *self._server.descriptors(),
             *(fd for one in self._locks for fd in one.descriptors()),
@@ -108,8 +111,8 @@ class ShimPods:
         self.loop.stop()
 
     def _take_network(self) -> int:
-        """Return a network namespace that no other pod uses: the one that was made ahead, or a new
-        one. Raises KernelError."""
+        """Return a network namespace for one pod: the one that was made in advance, or a new one.
+        Raises KernelError."""
         network, self._network = self._network, None
         # A namespace is never handed to a second pod: sysctls, routes and nftables of the first
         # would stay.
@@ -132,7 +135,7 @@ class ShimPods:
 
 
 def write_record(folder: str) -> None:
-    """Write to shim.json which process serves the socket in this folder."""
+    """Write shim.json, which names this process as the one that serves the socket in `folder`."""
     atomic_file.write_json(f"{folder}/{messages.SHIM_RECORD}", _own_record().to_fields())
 
 
@@ -145,8 +148,8 @@ def _own_record() -> messages.ShimRecord:
 
 
 def _open_lock(sandbox_dir: str) -> int:
-    """Open the pod's lock file and take a shared flock(2), which this shim and its forks hold. A
-    process that gets an exclusive lock knows that all of them have ended."""
+    """Open the pod's lock file and take a shared flock(2), which this shim and its forks hold. When
+    another process gets an exclusive lock, all of them have ended."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     lock = os.open(f"{sandbox_dir}/{messages.LOCK}", flags, 0o600)
     try:

@@ -26,13 +26,14 @@ SEARCH_S = 0.005  # until expected processes are searched for one that has ended
 
 
 class ProcessEnd:
-    """The end of a process: `exit_code` is 128 + n when signal n ended it, None when it is
+    """The end of a process. `exit_code`: 128 + n when signal n ended it, None when it is
     unknown."""
 
     __slots__ = ("exit_code", "pid", "signal")
 
     def __init__(self, pid: int, status: int | None) -> None:
-        """`status`: the wait status (wait(2)); None when it is unknown."""
+        """Convert the wait status `status` (wait(2)) of the process `pid`. None: the status is
+        unknown."""
         self.pid = pid
         self.exit_code: int | None = None
         self.signal: int | None = None
@@ -45,9 +46,9 @@ class ProcessEnd:
 class Reaper:
     """Reaps the shim's children and reports their ends.
 
-    Between `hold` and `let_go`, while a process is being started, reaps only pids that were given
-    to `expect`. The starting code waits for its own helpers, and a new process stays a zombie until
-    its pid is expected.
+    Between `hold` and `let_go`, while a process is being started, only pids that were passed to
+    `expect` are reaped. The starting code waits for its helpers itself, and a new process stays a
+    zombie until its pid is expected.
     """
 
     def __init__(self, loop: EventLoop, keeper: KeeperLink | None = None) -> None:
@@ -63,21 +64,24 @@ class Reaper:
 
     @property
     def busy(self) -> bool:
-        """Whether a process is being started, or a worker is running, for example to clean up."""
+        """Tell whether a process is being started, or a worker is running, for example to clean
+        up."""
         return self._holds > 0
 
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:
-        """Call `on_exit` once when our child `pid` has ended, or now if it has ended already. With
-        `start_time` the keeper gets the wait status as well, in case this shim is killed before
-        `on_exit` has written it."""
+        """Call `on_exit` once when our child `pid` has ended, or now if it has ended already.
+
+        With `start_time`, the keeper gets the wait status as well. It is needed if this shim is
+        killed before `on_exit` has written it.
+        """
         self._expected[pid] = on_exit
         if start_time:
             self._noted[pid] = start_time
         self._reap_one(pid)
 
     def expect_other(self, process: SupervisedProcess, on_exit: OnExit) -> None:
-        """Call `on_exit` once when a process that is no child of ours has ended. Its pidfd must
-        stay open until then."""
+        """Call `on_exit` once when a process that is not our child has ended. Its pidfd must stay
+        open until then."""
         assert process.pidfd is not None
         self._loop.watch(
             process.pidfd, READABLE, lambda events: self._other_ended(process, on_exit, TRIES)
@@ -94,7 +98,7 @@ class Reaper:
 
     def hold(self) -> None:
         """Reap only expected processes until `let_go`, because a process is being started. Calls
-        nest."""
+        nest: each `hold` needs a `let_go`."""
         self._holds += 1
 
     def let_go(self) -> None:
@@ -140,8 +144,8 @@ class Reaper:
             on_exit(ended)
 
     def _wait(self, kind: int, pid: int) -> ProcessEnd | None:
-        """Reap one ended child of those that waitid(2) selects by its arguments `kind` (P_ALL or
-        P_PID) and `pid`. Returns None if no such child has ended."""
+        """Reap one ended child. None if no such child has ended. `kind` (P_ALL or P_PID), `pid`:
+        the arguments by which waitid(2) selects the children."""
         try:
             result = os.waitid(
                 kind, pid, os.WEXITED | os.WNOHANG | (os.WNOWAIT if self._noted else 0)

@@ -1,5 +1,5 @@
 """Restores a container from CRIU's images, in a fork of the shim, because a restore takes long and
-needs its own mount namespace.
+needs a new mount namespace.
 
 CRIU makes the container's processes its siblings, so they are the fork's children. When the fork
 has ended they become children of the shim, which is a subreaper, and the container is like any
@@ -36,7 +36,8 @@ def start(
     stdio: tuple[int, int, int],
     pause: PauseProcess | None,
 ) -> StartedProcess:
-    """Restore the container; returns its first process. Called in a fork. Raises Error."""
+    """Restore the container; return its first process. Must run in a fork of the shim. Raises
+    Error."""
     request = compiled.file.restore
     assert request is not None
     attach(compiled, directory, pause)

@@ -31,14 +31,14 @@ _UCRED = struct.Struct("iII")
 
 
 def handler(kind: type[AnyRequest], function: Callable[[ShimCall, AnyRequest], None]) -> Handler:
-    """Return an item for the argument `calls` of `ShimServer`: `function(call, request)` gets the
-    requests of the class `kind`. It answers `call`, at once or later, or raises the error to
-    send."""
+    """Return an item for the argument `calls` of `ShimServer`, which makes `function(call,
+    request)` the handler of requests of the class `kind`. `function` answers `call`, at once or
+    later, or raises the error to send."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 
 class ShimCall:
-    """A request, which is answered exactly once, by `answer` or `fail`."""
+    """A request of a client. It must be answered exactly once, by `answer` or `fail`."""
 
     def __init__(self, connection: ClientConnection, message: Message, fds: list[int]) -> None:
         self.connection = connection
@@ -56,7 +56,7 @@ class ShimCall:
         ipc.close_all(self.take_fds())
 
     def answer(self, answer: Record | None = None, fds: Sequence[int] = ()) -> None:
-        """Send the result; the descriptors are the connection's from now on."""
+        """Send the result. The connection closes the descriptors after they are sent."""
         self._send({"id": self._id, "ok": {} if answer is None else answer.to_fields()}, fds)
 
     def fail(self, error: Exception) -> None:
@@ -70,8 +70,8 @@ class ShimCall:
 
 
 class ClientConnection:
-    """The connection of one client: receives its requests, and queues messages that it does not
-    read yet."""
+    """The connection of one client: receives its requests, and queues messages until the client
+    reads them."""
 
     def __init__(self, server: ShimServer, sock: socket) -> None:
         self._server, self._socket = server, sock
@@ -83,8 +83,8 @@ class ClientConnection:
         return self._socket.fileno()
 
     def send(self, message: Message, fds: Sequence[int] = ()) -> None:
-        """Send the message, now or when the client reads; closes `fds` afterwards. A client that
-        does not read for thousands of messages is disconnected."""
+        """Send the message, now or when the client reads, and close `fds` afterwards. A client with
+        thousands of unread messages is disconnected."""
         if self.closed:
             ipc.close_all(fds)
             return
@@ -146,8 +146,8 @@ class ClientConnection:
 
 
 class ShimServer:
-    """Accepts connections on the listening socket and dispatches their requests. `calls`: what
-    `handler` has returned, one for each kind of request."""
+    """Accepts connections on the listening socket and dispatches their requests. `calls`: results
+    of `handler`, one for each kind of request."""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class ShimServer:
             connection.send(message)
 
     def descriptors(self) -> list[int]:
-        """Return the sockets' descriptors, which a fork must not keep open."""
+        """Return the sockets' descriptors, which a fork must close."""
         return [self._listener.fileno(), *(connection.fileno() for connection in self.connections)]
 
     def dispatch(self, call: ShimCall) -> None:
@@ -204,8 +204,8 @@ class ShimServer:
             self.add_client(fd)
 
     def add_client(self, fd: int) -> None:
-        """Serve a connected socket, which belongs to this server from here on. Closes the socket
-        unless the client runs as root or as our own user."""
+        """Serve a connected socket, which this server closes later. Closes the socket at once
+        unless the client runs as root or as our user."""
         client = socket(fileno=fd)
         client.setblocking(False)
         # The uid alone is not enough: containerd's shims checked only that on abstract sockets, and

@@ -1,9 +1,14 @@
 """Containers and exec sessions: their processes, streams, and the order of steps at their end.
 
-When a container ends, its first process is reaped; the other processes in its cgroup are killed;
-the OOM killer's count is read, because the cgroup may be removed at any moment; the rest of its
-output is logged (for a bounded time, because a process that cannot be killed may hold the pipes);
-exit.json is written; then the clients are notified.
+The end of a container:
+
+- reap its first process
+- kill the other processes in its cgroup
+- read the OOM killer's count, because the cgroup may be removed at any moment
+- log the rest of its output, for a bounded time, because a process that cannot be killed may hold
+  the pipes
+- write exit.json
+- notify the clients
 """
 
 from __future__ import annotations
@@ -39,7 +44,7 @@ LOG_RETRY_S = 0.5
 
 
 class SupervisedContainer:
-    """A container that was started; after its exit it stays until it is forgotten."""
+    """A container that was started. After its exit it stays until it is forgotten."""
 
     def __init__(
         self,
@@ -50,8 +55,11 @@ class SupervisedContainer:
         on_exit: Callable[[SupervisedContainer], None],
         signal_by_runtime: Callable[[SupervisedContainer, int], None],
     ) -> None:
-        """Prepare to supervise a container that will be started. `on_exit` is called when its exit
-        is recorded; `signal_by_runtime` sends a signal to a container of another OCI runtime."""
+        """Prepare to supervise a container that will be started.
+
+        - `on_exit`: is called when its exit.json is written
+        - `signal_by_runtime`: sends a signal to a container of another OCI runtime
+        """
         self.id, self.directory = container_id, directory
         self._kill_counts, self._oom_killed = kill_counts, False
         self.pid = self.start_time = self.started_at_ns = 0
@@ -69,21 +77,24 @@ class SupervisedContainer:
 
     @property
     def running(self) -> bool:
-        """Whether the process was started and its exit is not recorded yet."""
+        """Tell whether the process was started and its exit is not recorded yet."""
         return self._process is not None and self.exit is None
 
     # -- start
 
     def open_log(self, path: str | None, directory: str = "") -> None:
-        """Open the log, in the pod's log directory, before the first output. Raises KernelError."""
+        """Open the log at `path`. Must be called before the first output. `directory`: the pod's
+        log folder. Raises KernelError."""
         self._log = LogFile(path, on_waiting=self._retry_log_later, directory=directory)
 
     def started(
         self, process: StartedProcess, streams: ProcessPipes, *, stdin: bool, once: bool
     ) -> None:
-        """Take over the started process, which may have ended already, and its streams. `stdin`:
-        clients may write to the process's stdin. `once`: stdin is closed when the first client's
-        input ends, unless stdin is a terminal."""
+        """Take over the started process, which may have ended already, and its streams.
+
+        - `stdin`: clients may write to the process's stdin
+        - `once`: close stdin when the first client's input ends, unless stdin is a terminal
+        """
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}
@@ -105,10 +116,13 @@ class SupervisedContainer:
         *,
         once: bool,
     ) -> StartedProcess:
-        """Supervise a process whose shim was lost. `record` and `fds` are the keeper's. `stdin`:
-        the writing end of the process's stdin, empty if it was not saved. `once`: stdin is closed
-        when the first client's input ends, unless stdin is a terminal. All descriptors belong to
-        this container once this has returned. Raises InvalidArgument, KernelError."""
+        """Supervise a process whose shim was lost. Afterwards this container owns all descriptors.
+        Raises InvalidArgument, KernelError.
+
+        - `record`, `fds`: the keeper's entry
+        - `stdin`: the writing end of the process's stdin, empty if it was not saved
+        - `once`: close stdin when the first client's input ends, unless stdin is a terminal
+        """
         process = StartedProcess.from_stored(record, fds)
         self.open_log(record.log_path, record.log_directory)
         self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
@@ -122,8 +136,8 @@ class SupervisedContainer:
         """Kill the exec sessions of a lost shim. `leaders`: pid and start time of the first process
         of each session that the server knows.
 
-        Also kills sessions that the container's process tree shows, because a server that was
-        killed as well knows none.
+        Also kills the sessions in the container's process tree, because the server knows none if it
+        was killed as well.
         """
         for pid, start_time in leaders:
             leader = tree.stat(pid)
@@ -151,8 +165,8 @@ class SupervisedContainer:
             warn(f"container {self.id}: cannot watch for OOM kills: {error}")
 
     def store(self) -> tuple[messages.StoredContainer, list[int]]:
-        """Return the keeper's record and copies of the descriptors, which the caller closes. Raises
-        WrongState when the first process has ended."""
+        """Return the keeper's entry for the container, with copies of the descriptors, which the
+        caller closes. Raises WrongState when the first process has ended."""
         pidfd = self.open_pidfd()
         process = self._process
         assert process is not None
@@ -173,7 +187,7 @@ class SupervisedContainer:
         return record, [pidfd, *(os.dup(output.fd) for output in outputs)]
 
     def failed(self, error: Exception) -> None:
-        """Record a failed start as the container's exit."""
+        """Write the exit of a container whose start has failed with `error`."""
         self.starting = None
         self.exit = Exit.of_failed_start(to_error(error, "start").message)
         self._write_exit(self.exit)
@@ -211,8 +225,8 @@ class SupervisedContainer:
         return self._process is not None and self._process.console_fd is not None
 
     def send_signal(self, number: int) -> None:
-        """Send the signal `number` to the first process; do nothing if the process has ended. Has
-        another OCI runtime send it if that runtime has started the container."""
+        """Send a signal to the first process. Does nothing if the process has ended. If another OCI
+        runtime has started the container, that runtime sends the signal."""
         if self._process and self._ended is None:
             if self._process.of_other_runtime:
                 self._signal_by_runtime(self, number)
@@ -227,7 +241,7 @@ class SupervisedContainer:
 
     def stop(self, call: ShimCall, number: int, timeout_s: float) -> None:
         """Stop the container: send signal `number`, SIGKILL after `timeout_s`, and answer `call`
-        with the exit. A start that is not done yet is aborted."""
+        with the exit. An unfinished start is aborted."""
         if self.exit:
             call.answer(self.exited())
             return
@@ -241,7 +255,7 @@ class SupervisedContainer:
 
     @property
     def group(self) -> Cgroup:
-        """The cgroup of the container, which must have been started."""
+        """Return the cgroup of the container, which must have been started."""
         assert self._process is not None
         return self._process.group
 
@@ -259,18 +273,18 @@ class SupervisedContainer:
 
     @property
     def has_poststop(self) -> bool:
-        """Whether `Starter.after_stop` has work to do after the container's end: poststop hooks, or
-        resctrl groups of the container's own."""
+        """Tell whether `Starter.after_stop` must run after the container's end: for poststop hooks,
+        or for resctrl groups that belong to the container alone."""
         return self._process is not None and self._process.has_poststop
 
     @property
     def of_other_runtime(self) -> bool:
-        """Whether another OCI runtime has started it."""
+        """Tell whether another OCI runtime has started the container."""
         return self._process is not None and self._process.of_other_runtime
 
     def open_pidfd(self) -> int:
-        """Open a pidfd of the first process. Raises WrongState when the process has ended, even if
-        its output is not logged yet."""
+        """Open a pidfd of the first process. Raises WrongState when the process has ended. Its
+        output may not be logged yet."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
         return self._process.open_pidfd()
@@ -280,7 +294,7 @@ class SupervisedContainer:
         return self.group.processes() if self._process else []
 
     def exited(self) -> Exit:
-        """Return the container's exit. Raises WrongState while none is recorded."""
+        """Return the container's exit. Raises WrongState if there is none yet."""
         if self.exit is None:
             raise WrongState(f"container {self.id} is still running")
         return self.exit
@@ -315,7 +329,7 @@ class SupervisedContainer:
         self._log.retry()
 
     def release(self) -> None:
-        """Close all descriptors of a container that is forgotten."""
+        """Close all descriptors of a container that is being forgotten."""
         self._end_streams()
         for output in self.outputs:
             for follower in list(output.followers):
@@ -393,8 +407,11 @@ class SupervisedContainer:
 
 
 class ProcessPipes:
-    """The pipes of a process that is about to start. `stdio`: the process's ends, with /dev/null in
-    place of a missing pipe; `stdin`, `stdout`, `stderr`: our ends, -1 for a missing pipe."""
+    """The pipes of a process that is about to start.
+
+    - `stdio`: the process's ends, with /dev/null in place of a missing pipe
+    - `stdin`, `stdout`, `stderr`: our ends, -1 for a missing pipe
+    """
 
     def __init__(self, *, stdin: bool, stdout: bool = True, stderr: bool = True) -> None:
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -439,14 +456,13 @@ class SupervisedExec:
         self._console_fd: int | None = None
 
     def started(self, process: StartedProcess) -> None:
-        """Take the process that was started; kill it if the session was killed meanwhile."""
+        """Take over the process that was started. Kill it if the session was killed meanwhile."""
         self.pid, self._console_fd, self.starting = process.pid, process.console_fd, None
         if self._killed:
             self.kill()
 
     def kill(self) -> None:
-        """Kill the process and all its descendants. If the process is still being started, abort
-        the start."""
+        """Kill the process and all its descendants. An unfinished start is aborted."""
         self._killed = True
         if not self.pid:
             if self.starting:

@@ -2,7 +2,7 @@
 
 The shim becomes the parent of the started processes. Starts are generators that run in steps
 between other work. A start that waits for other processes (hooks, a seccomp agent) runs in a fork
-(`worker`), which returns a record and descriptors.
+(`worker`), which describes the process by a `ForkedProcess` message.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 
 
 class SupervisedProcess:
-    """A process whose end the shim awaits: its own child, or a process of a lost shim. Only the
-    latter has a `pidfd`; the pid of a child is not reused before the shim reaps it."""
+    """A process for whose end the shim waits: its child, or a process of a lost shim. Only the
+    latter has a `pidfd`. The pid of a child is not reused before the shim reaps it."""
 
     __slots__ = ("pid", "pidfd", "start_time")
 
@@ -75,8 +75,8 @@ class SupervisedProcess:
 
 
 class ForkedProcess(Record):
-    """What a fork of the shim sends about the process that it has started
-    (`StartedProcess.record`). The descriptor of the terminal's master, if any, goes with it."""
+    """The message by which a fork of the shim describes the process that it has started
+    (`StartedProcess.record`). It has the descriptor of the terminal's master, if any."""
 
     pid: int
     start_time: int
@@ -87,8 +87,11 @@ class ForkedProcess(Record):
 
 
 class StartedProcess(SupervisedProcess):
-    """A process that was started. `console_fd`, a pty's master, belongs to the owner of this
-    object. `parts`: what the start spent its time on (`Timings.noted`)."""
+    """A process that was started.
+
+    - `console_fd`: a pty's master, which the owner of this object closes
+    - `parts`: the stages of the start with their times (`Timings.noted`)
+    """
 
     __slots__ = ("console_fd", "group", "has_poststop", "of_other_runtime", "parts")
 
@@ -101,8 +104,8 @@ class StartedProcess(SupervisedProcess):
         self.parts: list[Part] = []
 
     def record(self) -> tuple[ForkedProcess, list[int]]:
-        """Return the message and the descriptors by which a fork of the shim, which has started
-        this process, describes it to the shim. The inverse of `of`."""
+        """Return the message and the descriptors by which a fork of the shim describes this process
+        to the shim. `of` reads them."""
         group = self.group.record()
         started = ForkedProcess(
             self.pid, self.start_time, group, self.has_poststop, self.of_other_runtime, self.parts
@@ -111,7 +114,8 @@ class StartedProcess(SupervisedProcess):
 
     @classmethod
     def of(cls, started: ForkedProcess, fds: list[int]) -> StartedProcess:
-        """Return the process that a fork has sent as `record`. It owns the descriptors."""
+        """Return the process that a fork has described by `record`. The result owns the
+        descriptors."""
         console_fd = fds[0] if fds else None
         process = cls(
             started.pid, started.start_time, Cgroup.from_record(started.group), console_fd
@@ -122,8 +126,8 @@ class StartedProcess(SupervisedProcess):
 
     @classmethod
     def from_stored(cls, record: messages.StoredContainer, fds: Sequence[int]) -> StartedProcess:
-        """Return the first process of a container from the keeper's record; it owns the
-        descriptors. Raises InvalidArgument, after which the caller still owns them."""
+        """Return the first process of a container from the keeper's entry. The result owns the
+        descriptors. Raises InvalidArgument; the caller then still owns the descriptors."""
         if len(fds) != 1 + len(record.outputs):
             raise InvalidArgument(
                 f"the keeper's entry of a container has {len(fds)} descriptors, not"
@@ -137,8 +141,8 @@ class StartedProcess(SupervisedProcess):
 
 
 class PauseProcess(SupervisedProcess):
-    """The pod's pause process and what the shim pins for the pod: the network namespace and
-    detached mounts, by name."""
+    """The pod's pause process, with the network namespace and the detached mounts (by name) that
+    the shim pins for the pod."""
 
     __slots__ = ("group", "mounts", "netns_fd", "parts")
 
@@ -155,7 +159,8 @@ class PauseProcess(SupervisedProcess):
         self.parts: list[Part] = []
 
     def store(self) -> tuple[messages.StoredPause, list[int]]:
-        """Return the keeper's record and copies of the descriptors, which the caller closes."""
+        """Return the keeper's entry for the pause process, with copies of the descriptors, which
+        the caller closes."""
         group = self.group.record() if self.group else None
         network = [] if self.netns_fd is None else [self.netns_fd]
         fds = [*network, *self.mounts.values()]
@@ -166,7 +171,7 @@ class PauseProcess(SupervisedProcess):
 
     @classmethod
     def from_stored(cls, record: messages.StoredPause, fds: Sequence[int]) -> PauseProcess:
-        """Return the pause process that the keeper has; it owns the descriptors. Raises
+        """Return the pause process from the keeper's entry. The result owns the descriptors. Raises
         InvalidArgument after closing them."""
         if len(fds) != 1 + record.network + len(record.mounts):
             ipc.close_all(fds)
@@ -186,8 +191,8 @@ class PauseProcess(SupervisedProcess):
         return None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
 
     def ended(self) -> None:
-        """Close the mounts after the exit; the network namespace stays for the teardown of the
-        network."""
+        """Close the mounts after the exit. The network namespace stays open until the pod's network
+        is removed."""
         for fd in self.mounts.values():
             os.close(fd)
         self.mounts = {}
@@ -197,7 +202,7 @@ class Starter:
     """Compiles and starts pause processes, containers and execs."""
 
     def __init__(self, oom_score_adj: int) -> None:
-        """Prepare to start processes. `oom_score_adj`: for processes whose configuration sets
+        """Prepare to start processes. `oom_score_adj`: for processes whose configuration has
         none."""
         self._oom_score_adj = oom_score_adj
 
@@ -214,9 +219,11 @@ class Starter:
     def pause(
         self, compiled: CompiledPause, network: int | None
     ) -> Generator[int, None, PauseProcess]:
-        """Start the pod's pause process. `network`: the pod's network namespace, which the caller
-        closes; None if the clone of the process makes the namespace, or the pod uses the host's.
-        Raises Error."""
+        """Start the pod's pause process. Raises Error.
+
+        `network`: the pod's network namespace, which the caller closes. None if the clone of the
+        process makes the namespace, or the pod uses the host's.
+        """
         with Undo() as undo:
             undo.push("pinned mounts", ipc.close_all, list(compiled.pins.values()))
             launch = compiled.launch
@@ -326,8 +333,8 @@ class Starter:
         return process
 
     def waits(self, compiled: CompiledContainer) -> bool:
-        """Tell whether a container's start waits for other processes, such as hooks or a seccomp
-        agent, so that it must run in a fork."""
+        """Tell whether a container's start must run in a fork, because it waits for other
+        processes, such as hooks or a seccomp agent."""
         launch = compiled.launch
         if launch is None or compiled.poststart:
             return True
@@ -338,8 +345,8 @@ class Starter:
         )
 
     def after_stop(self, container_id: str, directory: str) -> None:
-        """Clean up after a container's exit: remove its resctrl groups and run its poststop hooks,
-        whose failures are reported on stderr (runtime-spec). For a container of another OCI
+        """Clean up after a container's exit: remove its resctrl groups and run its poststop hooks.
+        Failures of hooks are reported on stderr (runtime-spec). For a container of another OCI
         runtime, run that runtime's `delete` instead."""
         if (runtime := LaunchFile.read(directory).other_runtime) is not None:
             from pyrunc.shim.other_runtime import RuntimeCommand
@@ -358,14 +365,14 @@ class Starter:
         warn(*hooks.run_all(spec.hooks.poststop, "poststop", final_state))
 
     def send_signal(self, directory: str, number: int) -> None:
-        """Send a signal by the other runtime that runs the container. Raises Error."""
+        """Send a signal by the other OCI runtime that runs the container. Raises Error."""
         from pyrunc.shim.other_runtime import RuntimeCommand
 
         RuntimeCommand(_runtime_of(directory), directory).kill(number)
 
 
 def _runtime_of(directory: str) -> OtherRuntime:
-    """Return the OCI runtime, not pyrunc, that runs the container."""
+    """Return the OCI runtime other than pyrunc that runs the container."""
     runtime = LaunchFile.read(directory).other_runtime
     assert runtime is not None
     return runtime
@@ -383,7 +390,7 @@ class _Clock:
 
     def stop(self) -> None:
         """Compute `parts`, the begin and end of each stage, from the `times` that the launch has
-        recorded; if the launch is timed, also those of the plan's lines."""
+        measured. A timed launch also has the plan's lines."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}
@@ -391,7 +398,7 @@ class _Clock:
 
 
 def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, int]) -> None:
-    """Clone the pod's pinned mounts that the launch uses into `clones`: name of the descriptor in
+    """Clone the pod's pinned mounts that the launch uses. `clones`: gets name of the descriptor in
     the plan -> descriptor. Raises InvalidSpec, KernelError."""
     for descriptor, name in launch.pinned.items():
         if pause is None or name not in pause.mounts:

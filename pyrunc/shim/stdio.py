@@ -1,9 +1,9 @@
 """A container's streams: output goes to the log and to attached clients, input comes from attached
 clients.
 
-The container never waits for an attached client: each client has a bounded buffer, and a slow one
-misses output until it has caught up. Input waits: while the container does not read, nothing is
-read from the clients.
+The container never waits for an attached client to read: each client has a bounded buffer, and a
+slow client misses output until it has caught up. Clients wait for the container: while it does not
+read, nothing is read from them.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ class OutputStream:
 
     @property
     def ended(self) -> bool:
-        """Whether the stream has ended."""
+        """Tell whether the stream has ended."""
         return self.fd < 0
 
     def read(self) -> int:
-        """Read one portion of output. Returns DATA; NOTHING when there is no output now; END when
-        no process has the stream open for writing. A terminal may be opened again after END."""
+        """Read one portion of output. A terminal may be opened again after END. Returns:
+
+        - DATA
+        - NOTHING: there is no output now
+        - END: no process has the stream open for writing
+        """
         try:
             data = os.read(self.fd, READ_BYTES)
         except BlockingIOError:
@@ -72,7 +76,7 @@ class OutputStream:
         follower.on_close = self._unfollow
 
     def drain(self) -> None:
-        """Read the rest of the output after the writers were killed; at its end, end the stream."""
+        """Read the rest of the output after the writers were killed, then end the stream."""
         for _ in range(MOST_PORTIONS):
             if self.ended:
                 return
@@ -90,7 +94,7 @@ class OutputStream:
         self._log.write(self._lines.finish(time_stamp()))
 
     def end(self) -> None:
-        """Write the unterminated last line, let the followers finish, close."""
+        """Write the unterminated last line, let the followers finish, and close the stream."""
         if self.fd < 0:
             return
         self.stop_reading()
@@ -135,8 +139,8 @@ class Follower:
         loop.watch(fd, 0, self._ready)
 
     def write(self, data: bytes) -> None:
-        """Write `data` to the client, buffer it until the client reads, or skip it when the buffer
-        is full."""
+        """Write `data` to the client, or buffer it until the client reads. Drop `data` when the
+        buffer is full."""
         if self.fd < 0 or self._lagging:
             return
         if not self._buffer:
@@ -148,13 +152,13 @@ class Follower:
         self._lagging = len(self._buffer) >= FOLLOWER_LIMIT_BYTES
 
     def finish(self) -> None:
-        """Close once the buffer is written."""
+        """Close the pipe once the buffer is written."""
         self._finishing = True
         if not self._buffer:
             self.close()
 
     def close(self) -> None:
-        """Close now."""
+        """Close the pipe now."""
         if self.fd >= 0:
             self._loop.unwatch(self.fd)
             os.close(self.fd)
@@ -189,7 +193,8 @@ class InputStream:
     copy of a pty's master."""
 
     def __init__(self, loop: EventLoop, fd: int, close_with_first: bool) -> None:
-        """`close_with_first`: close the container's stdin when the first client's input ends."""
+        """Make a stdin without clients. `close_with_first`: close the container's stdin when the
+        first client's input ends."""
         os.set_blocking(fd, False)
         self.fd = fd
         self._loop, self._close_with_first = loop, close_with_first
@@ -198,7 +203,8 @@ class InputStream:
         self._rest()
 
     def feed_from(self, fd: int) -> None:
-        """Copy the input from `fd`, which belongs to this object from now on, until it ends."""
+        """Copy the input from `fd` to the container until the input ends. This object closes
+        `fd`."""
         if self.fd < 0:
             os.close(fd)  # the container's stdin is closed: its writer learns it by EPIPE
             return
@@ -217,8 +223,8 @@ class InputStream:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """Watch the container's stdin only for the close of a pipe's reading end; do not watch a
-        terminal at all. Called while there is nothing to write."""
+        """While there is nothing to write, watch a pipe only for the close of its reading end, and
+        do not watch a terminal."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)

@@ -1,8 +1,8 @@
 """Stops a container: sends the signal once, waits until the earliest deadline of all callers, then
 sends SIGKILL until the container has exited.
 
-The escalation runs in the shim, also when the server has ended. SIGKILL is repeated, because the
-container may have been frozen, or a process may just have been entering the cgroup.
+The shim does this also when the server has ended. SIGKILL is repeated, because the container may
+have been frozen, or a process may just have been entering the cgroup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKILLABLE_AFTER_S = 2.0
 
 
 class ContainerStop:
-    """The stop of one container, which the first request begins and later requests join."""
+    """The stop of one container. The first request begins it; later requests join it."""
 
     def __init__(self, loop: EventLoop, container: SupervisedContainer) -> None:
         self._loop, self._container = loop, container
@@ -37,8 +37,8 @@ class ContainerStop:
 
     def request(self, call: ShimCall, number: int, timeout_s: float) -> None:
         """Stop the container, and answer `call` when it has exited. The first request sends signal
-        `number`. SIGKILL follows at the earliest deadline of all requests, each `timeout_s` after
-        its arrival.
+        `number`. SIGKILL follows at the earliest deadline of all requests; a request's deadline is
+        `timeout_s` after its arrival.
 
         A timeout of 0 means SIGKILL at once, without the signal.
         """
@@ -56,7 +56,7 @@ class ContainerStop:
             self._later(at - time.monotonic(), self._kill)
 
     def exited(self) -> None:
-        """Answer all waiting stop calls with the exit. Called when the exit is recorded."""
+        """Answer all waiting stop calls with the exit. Called when exit.json is written."""
         if self._timer:
             self._timer.cancel()
         waiting, self._waiting = self._waiting, []
@@ -80,7 +80,7 @@ class ContainerStop:
         self._later(KILL_AGAIN_S, self._kill)
 
     def _give_up(self) -> None:
-        """Answer the calls with an error; SIGKILL is still repeated."""
+        """Answer the calls with an error. SIGKILL is still repeated."""
         waiting, self._waiting = self._waiting, []
         status = tree.stat(self._container.pid)
         state = status.state if status else "gone"

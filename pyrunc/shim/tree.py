@@ -1,9 +1,14 @@
 """Finds and kills the processes of an exec session.
 
-A process of the container's cgroup is a member if it is in the session, if its parent is a member,
-or if it is in a session that a member leads. Each member is killed through a pidfd, whose process
-must have the member's start time, so a process that has got the pid of a member is never signalled.
-The walk is repeated until it finds no new member, because a killed process may have forked before.
+A process of the container's cgroup is a member if one of these holds:
+
+- it is in the session
+- its parent is a member
+- it is in another session, whose leader is a member
+
+Each member is killed through a pidfd, whose process must have the member's start time. So a process
+that has got the pid of a member is never signalled. The walk is repeated until it finds no new
+member, because a process may have forked before it was killed.
 """
 
 from __future__ import annotations
@@ -28,12 +33,13 @@ MOST_ROUNDS = 1000
 
 def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int]]) -> int:
     """Kill the session of `leader` and all descendants of its members; return how many processes
-    got the signal.
+    got the signal. Raises Error if new processes appear faster than they can be killed.
 
-    `reaped`: the leader was reaped already. If a process has the leader's pid all the same, nothing
-    is killed: the kernel reuses the pid only after the session's last member has ended.
-    `processes()` lists the container's processes anew. The leader is killed first, so that it does
-    not see its children die. Raises Error if new processes appear faster than they can be killed.
+    - `reaped`: the leader was reaped already. If a process has the leader's pid again, nothing is
+      killed: the kernel reuses the pid only after the session's last member has ended.
+    - `processes()`: lists the container's processes anew
+
+    The leader is killed first, so that it does not see its children die.
     """
     # pid -> start time: a process that was killed is still listed for a moment
     done: dict[int, int] = {}
@@ -55,12 +61,13 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
-    """Return the pids of the leaders of exec sessions whose shim was lost. `first`: the container's
-    first process; `processes`: all pids of the container.
+    """Return the pids of the leaders of exec sessions whose shim was lost.
 
-    A leader is a process other than `first` whose parent is outside the container's pid namespace
-    and is not this shim. Returns [] for a container in the host's pid namespace, in which every
-    orphan has such a parent.
+    - `first`: the container's first process
+    - `processes`: all pids of the container
+
+    A leader's parent is outside the container's pid namespace and is not this shim. In the host's
+    pid namespace every orphan has such a parent, so the result is then [].
     """
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
@@ -89,7 +96,7 @@ def _pid_namespace(pid: int) -> str:
 
 def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
     """Return the living processes of `pids` that are members of the session: processes in it,
-    children of members, and processes in a session that a member leads.
+    children of members, and processes in another session whose leader is a member.
 
     Killed processes count as members, because a child that they made in their last moment has
     another parent by now.

@@ -1,5 +1,5 @@
 """Runs work that waits for other processes (hooks, a seccomp agent, systemd) in a fork of the shim.
-The fork is killed when the shim ends.
+The kernel kills the fork when the shim ends.
 
 The shim serves its other containers meanwhile. A container that the fork starts is first the fork's
 child. When the fork ends, it becomes the child of the shim, which is a subreaper.
@@ -30,12 +30,15 @@ if TYPE_CHECKING:
 
 
 class WorkerLost(Unavailable):
-    """A worker ended without an answer; its work may be half done."""
+    """A worker ended without an answer. Its work may be half done."""
 
 
 class Worker:
-    """A fork of the shim that runs `work()`. `on_done(fields, descriptors)` gets the result,
-    `on_failed(error)` the error."""
+    """A fork of the shim that runs `work()`.
+
+    - `on_done(fields, descriptors)`: is called with the result
+    - `on_failed(error)`: is called with the error
+    """
 
     def __init__(
         self,
