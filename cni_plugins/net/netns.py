@@ -69,8 +69,8 @@ def keep_open() -> None:
 
 @contextlib.contextmanager
 def entered(descriptor: int) -> Iterator[None]:
-    """Run the block in the network namespace of `descriptor`. A socket that the block opens stays
-    in that namespace."""
+    """Run the `with` block in the network namespace of `descriptor`. A socket that the block opens
+    stays in that namespace."""
     # /proc/self would be the first thread's namespace: setns(2) moves only the calling thread.
     own = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC) if _kept_netns is None else _kept_netns
     try:

@@ -44,7 +44,7 @@ class PodNamespace:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[NetlinkSocket]:
-        """Run the block in the pod's namespace; yields a route netlink socket in it."""
+        """Run the `with` block in the pod's namespace; yields a route netlink socket in it."""
         with netns.entered(self.fd):
             if self._route is None:
                 self._route = open_route_socket()

@@ -102,9 +102,9 @@ def _open_folder(folder: str) -> Iterator[int]:
 
 def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:
     """Copy the image's files at `volume.destination` into the folder `volume.source`; do nothing if
-    the image has no such path. `image`: a descriptor of the image's root, inside which the path and
-    its symbolic links are resolved, because both come from the image (CVE-2022-23648). `tick`: as
-    for `copy_tree`."""
+    the image has no such path. `image`: a descriptor of the image's root. The path and its symbolic
+    links are resolved inside this root, because the image determines both (CVE-2022-23648). `tick`:
+    as for `copy_tree`."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
     except KernelError as error:

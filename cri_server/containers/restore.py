@@ -51,7 +51,7 @@ async def load_checkpoint(
 
     kubelet passes an image id as `reference`, and the pod's reference as `user_specified_image`. An
     image is a checkpoint if the manifest that these references name has a checkpoint's annotations.
-    If they name no manifest, every manifest of the image must have them.
+    If they name no manifest, every manifest of the image must have such annotations.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
     DeadlineExceeded (opening the archive), ResourceExhausted, KernelError; the caller removes the

@@ -154,9 +154,9 @@ class Pull:
         blobs: dict[str, bytes],
         platform: Platform | None,
     ) -> Manifest:
-        """Return the manifest for the platform (None: for this machine): the document `target`
-        itself, whose content is `data`, or the one that its indexes lead to. Add the content of
-        each further document to `blobs`, by digest; the manifest is added last."""
+        """Return the manifest for the platform (None: for this machine). It is the document
+        `target`, whose content is `data`, or the manifest that the index `target` leads to. Add the
+        content of each further document to `blobs`, by digest; the manifest is added last."""
         document = manifests.parse(data, target.media_type)
         depth = 1
         while isinstance(document, ImageIndex):
@@ -218,8 +218,8 @@ class Pull:
         self, registry: Registry, manifest: Manifest, blobs: dict[str, bytes]
     ) -> ImageConfiguration:
         """Download and return the image's configuration, and add its content to `blobs`. A stored
-        one is not used: only the download proves that the registry lets this user have the
-        image."""
+        configuration is not used: only the download proves that the registry lets this user have
+        the image."""
         content = InMemory(algorithm_of(manifest.config.digest))
         await self._thread(lambda: registry.blob(manifest.config, content, lambda size: None))
         blobs[manifest.config.digest] = content.data

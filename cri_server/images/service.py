@@ -319,7 +319,7 @@ class ImageService:
 
     async def convert(self, image_id: str) -> bool:
         """Convert an image to the form that `[images] store` demands, from stored content, without
-        a download. Return False, unconverted, when a container uses the image.
+        a download. Return False without converting when a container uses the image.
 
         Raises NotFound, ResourceExhausted, KernelError.
         """

@@ -107,7 +107,7 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock during the block, which waits for other work or for the disk."""
+        """Stop the clock during the `with` block, which waits for other work or for the disk."""
         self._pauses += 1
         try:
             yield

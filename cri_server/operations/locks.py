@@ -1,5 +1,5 @@
 """Coordinates operations: `SingleFlight` joins equal calls, `KeyedLock` locks by key, `Gate` waits
-until all tasks have left its block.
+until all tasks have left its `with` block.
 
 kubelet repeats a call whose deadline has passed. The first call runs in a separate task, which
 continues when its caller hangs up; the repeated call gets its result.
@@ -107,8 +107,9 @@ class KeyedLock:
     async def hold(
         self, key: str, waiting: AbstractContextManager[None] = nullcontext()
     ) -> AsyncIterator[None]:
-        """Hold the lock of `key` during the block. `waiting`: a context manager that is entered
-        only while this waits for the lock, such as one that stops the clock of a timeout."""
+        """Hold the lock of `key` during the `with` block. `waiting`: a context manager that is
+        entered only while this waits for the lock, such as one that stops the clock of a
+        timeout."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, users + 1)
         try:

@@ -29,8 +29,8 @@ async def gather(*work: Coroutine[Any, Any, Any]) -> list[Any]:
 
 @asynccontextmanager
 async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterator[None]:
-    """Run `work` in a task called `name` during the block; cancel the task at the end of the block.
-    Raises the error of `work`."""
+    """Run `work` in a task called `name` during the `with` block; cancel the task at the end of the
+    block. Raises the error of `work`."""
     task = asyncio.create_task(work, name=name)
     try:
         yield

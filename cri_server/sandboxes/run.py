@@ -152,7 +152,7 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
     """Give the sandbox SELinux labels with a level that no other pod has. The caller must add the
-    sandbox to the index within the block, because the level is reserved only that long.
+    sandbox to the index within the `with` block, because the level is reserved only that long.
 
     Raises InvalidArgument for invalid SELinux options, ResourceExhausted when all levels are used.
     """

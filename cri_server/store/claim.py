@@ -71,8 +71,8 @@ class ServerFile(RecordFile):
 
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
-    """Create and lock the two directories for the block; yield their paths. `Paths.state` is
-    `state`, or an earlier version's default while this boot's pods are there.
+    """Create and lock the two directories for the `with` block; yield their paths. `Paths.state` is
+    `state`, or the default of a previous version while this boot's pods are there.
 
     Raises WrongState if another server uses a directory, if this boot's pods belong to another pair
     of directories, or if a newer version has written the pods. Raises ResourceExhausted on a full
@@ -194,7 +194,7 @@ def _make(folder: Path, mode: int) -> None:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` for the block. Raises WrongState if another server has locked it,
+    """Lock `folder` for the `with` block. Raises WrongState if another server has locked it,
     ResourceExhausted on a full disk, KernelError if the lock file cannot be opened otherwise."""
     path = folder / LOCK
     with disk_errors("open", str(path)):

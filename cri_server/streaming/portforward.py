@@ -70,7 +70,8 @@ class Dials:
 
     @contextlib.asynccontextmanager
     async def turn(self, pod: str) -> AsyncIterator[None]:
-        """Wait until a dial into `pod` may run. The dial counts as running during the block."""
+        """Wait until a dial into `pod` may run. The dial counts as running during the `with`
+        block."""
         turn = asyncio.get_running_loop().create_future()
         self._waiting[turn] = pod
         self._assign()
@@ -114,9 +115,9 @@ class ForwardLimits:
 
     @contextlib.asynccontextmanager
     async def counted(self, connection: ForwardedConnection) -> AsyncIterator[None]:
-        """Count `connection` as open during the block, here and for the whole server. At a limit
-        waits until a half-closed connection ends. Raises ResourceExhausted if no connection is
-        half-closed."""
+        """Count `connection` as open during the `with` block, here and for the whole server. At a
+        limit waits until a half-closed connection ends. Raises ResourceExhausted if no connection
+        is half-closed."""
         await self._wait_below_limit()
         self._open.add(connection)
         try:

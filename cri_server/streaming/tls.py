@@ -79,7 +79,7 @@ async def terminated(
     sock: socket.socket, tls: Tls, handshake_s: float
 ) -> AsyncIterator[socket.socket]:
     """Decrypt the TLS connection over `sock`; yield a socket that carries the plain bytes. Closes
-    both sockets after the block. `handshake_s`: the time for the handshake.
+    both sockets after the `with` block. `handshake_s`: the time for the handshake.
 
     Raises NoHandshake.
     """

@@ -20,8 +20,8 @@ log = logging.getLogger(__name__)
 
 @contextlib.asynccontextmanager
 async def supervised() -> AsyncIterator[None]:
-    """Send READY=1 on entry to the block, WATCHDOG=1 twice per watchdog timeout during the block,
-    and STOPPING=1 at its end."""
+    """Send READY=1 on entry to the `with` block, WATCHDOG=1 twice per watchdog timeout during the
+    block, and STOPPING=1 at its end."""
     send("READY=1")
     interval_s = watchdog_interval_s(os.environ)
     try:

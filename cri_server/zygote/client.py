@@ -323,7 +323,7 @@ class _JobPipes:
     @contextlib.contextmanager
     def open_ends(self, stdin: bytes) -> Iterator[list[int]]:
         """Open the child's descriptors (stdin, stdout, stderr, result socket), and close them at
-        the end of the block."""
+        the end of the `with` block."""
         ends = [self._their_result.detach()]
         try:
             for place in (0, 1):

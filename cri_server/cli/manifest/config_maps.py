@@ -253,7 +253,7 @@ def _environment(
 
 
 def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> tuple[str, str]:
-    """Return the value in `kinds` for the only key of `source`, and the key itself. Raises
+    """Return the kind that `kinds` has for the only key of `source`, and this key. Raises
     UnsupportedField if the key is not in `kinds`, InvalidSpec if `source` has no key or several."""
     unknown = [key for key in source if key not in kinds]
     if unknown:

@@ -100,8 +100,8 @@ def demo_server(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _server(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run the demo's server for the block, and terminate it afterwards. The server has its own
-    session, so that ^C does not reach it."""
+    """Run the demo's server for the `with` block, and terminate it afterwards. The server has its
+    own session, so that ^C does not reach it."""
     network = NETWORK | {}
     network["plugins"][0]["ipam"]["dataDir"] = str(folder / "leases")  # type: ignore[index]
     (folder / "net.d").mkdir()

@@ -46,7 +46,8 @@ class Running:
 
     @contextlib.contextmanager
     def timed(self, step: str) -> Iterator[None]:
-        """Run the block, and add its duration in milliseconds to `times` under the name `step`."""
+        """Run the `with` block, and add its duration in milliseconds to `times` under the name
+        `step`."""
         began = time.perf_counter()
         yield
         self.times.append((step, (time.perf_counter() - began) * 1e3))
@@ -217,8 +218,8 @@ def launch(
 
 @contextlib.contextmanager
 def _errors_of(container: pod_model.ContainerManifest) -> Iterator[None]:
-    """Add the container's name to the message of a ServerError that the block raises, unless the
-    message has it."""
+    """Add the container's name to the message of a ServerError that the `with` block raises, unless
+    the message has it."""
     try:
         yield
     except ServerError as error:

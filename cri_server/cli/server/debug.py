@@ -48,8 +48,9 @@ def profile(address: str, seconds: float, folded: bool) -> None:
 
 
 def _table(stacks: list[str]) -> str:
-    """Return a table of the event loop's functions, the busiest first. Its columns are a function's
-    share of the samples, the same share including the functions that it called, and its name."""
+    """Return a table of the event loop's functions, the busiest first. Its columns are the share of
+    the samples in the function itself, the share in the function and those that it called, and the
+    name."""
     samples = 0
     total, own = Counter[str](), Counter[str]()
     for line in stacks:

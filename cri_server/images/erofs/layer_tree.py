@@ -228,7 +228,8 @@ class _Reader:
 
     def _parent(self, names: list[bytes], *, make: bool = True) -> tuple[bytes, ErofsNode]:
         """Return the path `names` with the links in its directories resolved, and the node of its
-        parent directory. `make`: make missing directories; else they raise BadLayer."""
+        parent directory. `make`: make missing directories. Otherwise raises BadLayer for a missing
+        one."""
         if len(names[-1]) > NAME_LIMIT_BYTES:
             raise OSError(errno.ENAMETOOLONG, "name")
         folder, node = self._enter(names[:-1], make=make)

@@ -482,7 +482,7 @@ def _is_whiteout(status: os.stat_result) -> bool:
 
 @contextmanager
 def _working_directory(folder_fd: int) -> Iterator[None]:
-    """Change the process's working directory for the block."""
+    """Change the process's working directory for the `with` block."""
     with closing_fd(os.open(b".", _PLACE)) as before:
         os.fchdir(folder_fd)
         try:

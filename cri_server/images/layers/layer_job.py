@@ -49,8 +49,8 @@ def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, TarStream, C
 
 @contextmanager
 def writing(folder: str, doing: str) -> Iterator[None]:
-    """Convert OSErrors of a block that writes to `folder` to ResourceExhausted or KernelError.
-    `doing`: the work of the block, for the error."""
+    """Convert OSErrors of a `with` block that writes to `folder` to ResourceExhausted or
+    KernelError. `doing`: the work of the block, for the error."""
     try:
         yield
     except OSError as error:

@@ -40,8 +40,8 @@ class Rate:
 
     @contextmanager
     def node_work(self) -> Iterator[None]:
-        """Leave the block's time out of the measurement, because the block waits for this machine,
-        not for a registry."""
+        """Leave the `with` block's time out of the measurement, because the block waits for this
+        machine, not for a registry."""
         self._node_works += 1
         try:
             yield

@@ -111,9 +111,9 @@ class RegistrySession:
     def get(
         self, host: RegistryHost, url: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a GET or HEAD, and follow redirects. Return the response with its body unread, which
-        the caller closes, and the host[:port] of the other origin to which a redirect led (""
-        without such a redirect). The caller must not send a secret to that origin.
+        """Send a GET or HEAD, and follow redirects. Return the response, and the host[:port] of
+        another origin that a redirect led to ("" if none did). The caller must not send a secret to
+        that origin. The response's body is unread, and the caller closes it.
 
         Raises HostUnavailable, Forbidden, Abandoned.
         """

@@ -71,8 +71,8 @@ class Store:
         self._has_trash = False
 
     def errors(self) -> disk_errors:
-        """Convert OSErrors of a block that works on the store to ResourceExhausted for a full disk,
-        else to KernelError."""
+        """Convert OSErrors of a `with` block that works on the store to ResourceExhausted for a
+        full disk, else to KernelError."""
         return disk_errors("write to the image store", str(self.root))
 
     async def open(self) -> None:
@@ -155,8 +155,8 @@ class Store:
 
     @asynccontextmanager
     async def loading(self) -> AsyncIterator[None]:
-        """Prevent collections during the block, because an archive's blobs arrive before their use
-        is known."""
+        """Prevent collections during the `with` block, because an archive's blobs arrive before
+        their use is known."""
         async with self.holding([EVERYTHING]):
             yield
 

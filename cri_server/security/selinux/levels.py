@@ -29,8 +29,8 @@ class SelinuxLevels:
 
     @contextlib.contextmanager
     def reserved(self, taken: Collection[str]) -> Iterator[str]:
-        """Yield a level that is neither in `taken` nor reserved, and reserve it for the block.
-        Raises ResourceExhausted when all pairs of categories are in use."""
+        """Yield a level that is neither in `taken` nor reserved, and reserve it for the `with`
+        block. Raises ResourceExhausted when all pairs of categories are in use."""
         level = self._choose(taken)
         self._reserved.add(level)
         try:
