@@ -168,8 +168,8 @@ class NetworkLeases:
         """Release the leases of previous boots, and the leases of owners for which `valid` returns
         False. Return the owners whose files were removed. A damaged file is returned by its name.
 
-        With `scope`, keep this boot's leases of other scopes, because several runtimes may share a
-        network."""
+        `scope`: unless it is empty, keep this boot's leases of runtimes with another scope, because
+        several runtimes may share a network."""
         losers = []
         for name in self._names("owners"):
             path = f"owners/{name}"

@@ -24,9 +24,9 @@ def open_advertiser() -> socket.socket:
 def advertise(
     sender: socket.socket, index: int, mac: str, addresses: Iterable[IPv6Address]
 ) -> None:
-    """Advertise that each of `addresses` has the MAC address `mac`, on the link with this index in
-    the socket's namespace. Ignores errors of sending, because neighbours find the new MAC address
-    later without an advertisement."""
+    """On the link `index` in the socket's namespace, advertise that each of `addresses` has the MAC
+    address `mac`. Ignores errors of sending, because neighbours find the new MAC address later
+    without an advertisement."""
     sender.setblocking(False)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_HOPS, _HOPS)
     sender.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_MULTICAST_IF, index)

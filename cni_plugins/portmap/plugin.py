@@ -48,7 +48,7 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL: remove all elements with the attachment's owner tag.
+    """Run DEL: remove the attachment's elements, which the tag in their comment identifies.
 
     With a scope, but without port mappings, returns without a search for elements. pyrunc's server
     sets a scope and passes ADD's port mappings to DEL too, so such a pod has no elements."""

@@ -91,11 +91,9 @@ class PluginConfig:
         return inner.get(name) if isinstance(inner, dict) else None
 
     def scope(self) -> str:
-        """Return `args.cni.scope`, a word that distinguishes one runtime's attachments to a network
-        from those of others; empty if it is not set.
-
-        pyrunc's server sets it. GC with a scope keeps attachments of other scopes. Raises CniError
-        INVALID_CONFIG."""
+        """Return `args.cni.scope`, a word that names the runtime which makes the call; empty if it
+        is not set. pyrunc's server sets it. Several runtimes may share a network: GC with a scope
+        keeps the attachments of other runtimes. Raises CniError INVALID_CONFIG."""
         value = self.cni_argument("scope") or ""
         if (
             not isinstance(value, str)
@@ -170,8 +168,8 @@ def parse_list_object(value: dict[str, Any]) -> NetworkList:
 
 
 def plugin_folder(value: dict[str, Any]) -> str:
-    """Return the name of the folder, beside the network list's file, whose files add plugins to the
-    list (spec 1.1.0). It is the network's name.
+    """Return the name of the folder whose files add plugins to the network list (spec 1.1.0). The
+    folder is beside the list's file, and has the network's name.
 
     Returns an empty name for a single plugin's configuration and with `loadOnlyInlinedPlugins`.
     Raises CniError INVALID_CONFIG."""

@@ -90,9 +90,10 @@ class Checkpoint(msgspec.Struct, frozen=True):
     """The properties of a checkpointed container that a restore needs.
 
     - `images`: references of the container's image, the one with a digest first.
-    - `binds`: the destinations of bind mounts.
-    - `terminal`: whether the container had a terminal.
-    - `namespaces`: the namespace types in the container's OCI configuration.
+    - `binds`: the paths in the container at which the restored container must have mounts.
+    - `terminal`: whether the restored container must have a terminal.
+    - `namespaces`: the types of the container's namespaces. The restored container must share the
+      same types with the host.
     """
 
     name: str

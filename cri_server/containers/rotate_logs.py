@@ -45,9 +45,9 @@ async def rotate_logs(services: Services) -> None:
 
 
 async def rotate(services: Services, container: Container, limits: RotationLimits) -> None:
-    """Rotate the container's log if it exceeds its limit. If the shim opens no new file, give the
-    log its old name back; this is an error unless the container has exited. Raises OSError,
-    Error."""
+    """Rotate the container's log if it exceeds its limit. If the shim opens no new file, the log
+    gets its old name back, and the shim's error is raised unless the container has exited. Raises
+    OSError, Error."""
     path = container.log_path
     target = await asyncio.to_thread(log_rotation.move, path, limits.max_bytes)
     if target is None:

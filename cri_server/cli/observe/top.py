@@ -88,7 +88,7 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 
 def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
     """Yield the processes of a container: those in or below the cgroups of its main process, whose
-    pid is `init`. `label`: the container's name for each result."""
+    pid is `init`. `label`: the name of the container that each result gets."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):

@@ -166,8 +166,8 @@ def addresses(client: Client, pod: str) -> list[str]:
 def find_images(
     client: Client, pod: pod_model.PodManifest, running: Running
 ) -> dict[str, api.Image]:
-    """Return the images of all containers, by their names in the manifest. Pulls images as their
-    imagePullPolicy says. Raises ServerError.
+    """Return the images of all containers, by the images' names in the manifest. Pulls images as
+    their imagePullPolicy says. Raises ServerError.
 
     A name that begins with `/` is the path of a checkpoint archive; the server reads that file."""
     images_by_name: dict[str, api.Image] = {}

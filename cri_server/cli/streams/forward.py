@@ -69,7 +69,7 @@ def port_forward(address: str, pod: str, ports: tuple[str, ...], listen: tuple[s
 
 def split(text: str) -> tuple[str | None, str]:
     """Split `80`, `8080:80` or `:http` into the texts of the local and the remote port. The local
-    port is None without a colon, and "" before a colon without a number. Raises InvalidArgument."""
+    port of `80` is None, that of `:http` is "". Raises InvalidArgument."""
     match = re.fullmatch(r"(?:(\d{0,5}):)?(\d{1,5}|[a-z0-9-]{1,15})", text)
     local, remote = (match[1], match[2]) if match else (None, "")
     if (

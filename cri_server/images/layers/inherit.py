@@ -26,7 +26,7 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
     `tree`, from the same directories of the layers `below`. `implicit`: paths relative to the root,
     which is "". `below`: the lower layers, top first. Blocking.
 
-    Raises BadLayer when the search takes more steps than FREE_STEPS and STEPS_PER_DIRECTORY for
+    Raises BadLayer when the search takes more steps than FREE_STEPS plus STEPS_PER_DIRECTORY for
     each directory, KernelError, OSError.
     """
     paths = sorted(map(os.fsencode, implicit), key=depth_first_key)

@@ -298,9 +298,9 @@ class Catalog:
         """Read an image's manifest and configuration, and check that its files are stored. Return
         its content, in the mounted or the unpacked form.
 
-        If the files of both forms are stored, `mounted` decides; None keeps a listed image's form,
-        and gives another image the form of new ones. Raises NotUnpacked when the image is neither
-        mountable nor completely unpacked, and the errors of `read`.
+        If the files of both forms are stored, `mounted` decides. With None, a listed image keeps
+        its form, and another image gets the form of new images. Raises NotUnpacked when the image
+        is neither mountable nor completely unpacked, and the errors of `read`.
         """
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
@@ -314,8 +314,8 @@ class Catalog:
         return content
 
     def _blobs_of_mounted(self, content: Content) -> dict[str, int]:
-        """Return digest and size of the blobs that the image needs in the mounted form. The layers'
-        blobs are left out, because tars replace them, unless the policy keeps blobs."""
+        """Return digest and size of the blobs that the image needs in the mounted form. Unless the
+        policy keeps blobs, the layers' blobs are left out, because tars replace them."""
         if self._policy.keep_blobs:
             return content.blobs
         layers = {layer.digest for layer in content.manifest.layers}
