@@ -19,7 +19,13 @@ from cri_server.images.erofs.node import ErofsNode, directory
 from cri_server.images.erofs.tar_file import TarFile
 from cri_server.images.layers import reader, tar_headers
 from cri_server.images.layers.inflate import BadLayer, UnpackLimits
-from cri_server.images.layers.reader import bad_link, checked_members, components, joined
+from cri_server.images.layers.reader import (
+    bad_link,
+    checked_members,
+    components,
+    joined,
+    path_error,
+)
 from cri_server.images.layers.tar_headers import TarMember, quoted
 from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from pyrunc.errors import ResourceExhausted
@@ -66,7 +72,7 @@ class _TreeCursor:
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
         if len(name) > NAME_LIMIT_BYTES:
-            raise OSError(errno.ENAMETOOLONG, "name")
+            raise path_error(errno.ENAMETOOLONG)
         step = self._reader.step(self, name, self._make)
         if step.children is None:
             return id(step), step.link
@@ -152,7 +158,7 @@ class _Reader:
 
     def _symlink(self, entry: TarMember, names: list[bytes]) -> None:
         if len(entry.link) > reader.PATH_LIMIT_BYTES:
-            raise OSError(errno.ENAMETOOLONG, "link")
+            raise path_error(errno.ENAMETOOLONG)
         path, parent = self._parent(names)
         node = self._described(entry, stat.S_IFLNK)
         node.mode = stat.S_IFLNK | 0o777
@@ -178,7 +184,7 @@ class _Reader:
         if node.children is not None or node.is_whiteout:
             raise bad_link(entry, reader.NO_FILE)
         if source_path.startswith(path + b"/"):  # the target is in the directory to be replaced
-            raise OSError(errno.ENOENT, "link")
+            raise path_error(errno.ENOENT)
         self._put(path, parent, names[-1], node)
 
     def _make_opaque(self, _: TarMember, folder: list[bytes]) -> None:
@@ -231,7 +237,7 @@ class _Reader:
         parent directory. `make`: make missing directories. Otherwise raises BadLayer for a missing
         one."""
         if len(names[-1]) > NAME_LIMIT_BYTES:
-            raise OSError(errno.ENAMETOOLONG, "name")
+            raise path_error(errno.ENAMETOOLONG)
         folder, node = self._enter(names[:-1], make=make)
         return joined(folder, names[-1]), node
 
@@ -264,4 +270,4 @@ class _Reader:
             path = cursor.path_of(name)
             if path in self._hidden:
                 return self._put(path, folder, name, directory())
-        raise OSError(errno.ENOTDIR, "parent")
+        raise path_error(errno.ENOTDIR)

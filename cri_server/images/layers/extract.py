@@ -400,7 +400,7 @@ class _Extractor:
             self._make_implicit(path, folder, name)
             _make_opaque_at(folder, name)
         elif not stat.S_ISDIR(status.st_mode):
-            raise OSError(errno.ENOTDIR, "parent")
+            raise reader.path_error(errno.ENOTDIR)
         return None
 
     def _make_implicit(self, path: Path, parent: int, name: bytes) -> None:

@@ -8,6 +8,7 @@ Names with `..` are refused. Links on the way to a name are followed as if the l
 from __future__ import annotations
 
 import errno
+import os
 import stat
 from collections.abc import Callable, Iterator
 from typing import Protocol
@@ -136,6 +137,11 @@ def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
     return HIDDEN, [*folder, hidden]
 
 
+def path_error(number: int) -> OSError:
+    """Return the error by which the kernel refuses a path with the errno `number`."""
+    return OSError(number, os.strerror(number))
+
+
 def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
     """Move the cursor along the path `names`, also over symbolic links. Return the numbers by which
     `Cursor.enter` identifies these links. Raises BadLayer, OSError."""
@@ -147,7 +153,7 @@ def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
             continue
         steps += 1
         if steps > STEPS_AT_MOST:
-            raise OSError(errno.ELOOP, "steps")
+            raise path_error(errno.ELOOP)
         if name == b"..":  # only in links: `components` refuses it in names
             cursor.leave()
             continue
@@ -157,7 +163,7 @@ def follow(names: list[bytes], cursor: Cursor, budget: WalkBudget) -> list[int]:
         identity, target = link
         links.append(identity)
         if len(links) > LINKS_AT_MOST:
-            raise OSError(errno.ELOOP, "link")
+            raise path_error(errno.ELOOP)
         if target.startswith(b"/"):
             cursor.restart()
         pending.extend(target.split(b"/")[::-1])
@@ -179,7 +185,7 @@ def joined(folder: bytes, name: bytes) -> bytes:
     kernel."""
     path = b"/".join((folder, name)) if folder else name
     if len(path) > PATH_LIMIT_BYTES:
-        raise OSError(errno.ENAMETOOLONG, "path")
+        raise path_error(errno.ENAMETOOLONG)
     return path
 
 
