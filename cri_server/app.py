@@ -67,6 +67,7 @@ from pyrunc.errors import Error, WrongState
 log = logging.getLogger(__name__)
 
 RECONCILE_INTERVAL_S = 10.0
+REPLACE_AGAIN_S = 60.0
 # More than Python's default of processors + 4: threads that wait for hanging storage must not take
 # the places of all others.
 THREADS = 32
@@ -142,10 +143,11 @@ async def _start(
     await open_metrics(config, services, server, streaming, stack)
     await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
     await services.shims.processes.ready()
-    await services.shims.replace_outdated()
+    replaced = await services.shims.replace_outdated()
     for work, name in (
         (_reconcile(services), "reconcile networks"),
         (rotate_logs(services), "rotate logs"),
+        (_replace_shims(services, done=replaced), "replace shims"),
         (reload_on_request(services, read, changed), "reload"),
     ):
         await stack.enter_async_context(background(work, name))
@@ -154,6 +156,17 @@ async def _start(
     await stack.enter_async_context(notify.supervised())
     log.info("serving at %s", config.server.listen)
     await stack.enter_async_context(_examine_host(config))
+
+
+async def _replace_shims(services: Services, *, done: bool) -> None:
+    """Replace shims of another version that could not write a log, because a disk was full for
+    example, as soon as they can. `done`: there are none."""
+    while not done:
+        await asyncio.sleep(REPLACE_AGAIN_S)
+        try:
+            done = await services.shims.replace_outdated()
+        except (Error, OSError) as error:
+            log.warning("cannot replace shims of another version, trying again: %s", error)
 
 
 def _begin_imports(services: Services) -> None:

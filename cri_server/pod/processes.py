@@ -20,7 +20,7 @@ from cri_server.pod import orphans
 from cri_server.pod.client import ShimClient, start_shim
 from cri_server.store.facts import ProcessIdentity, entries
 from cri_server.zygote.client import Zygote
-from pyrunc.errors import Error, NotFound, Unavailable
+from pyrunc.errors import Error, NotFound, ResourceExhausted, Unavailable
 from pyrunc.shim.messages import PROTOCOL
 
 log = logging.getLogger(__name__)
@@ -90,21 +90,26 @@ class ShimProcesses:
         """Return the living shims of this server's version. Only these shims get new pods."""
         return {shim.process for shim in self._shims}
 
-    async def end_outdated(self, process: ProcessIdentity) -> None:
+    async def end_outdated(self, process: ProcessIdentity) -> bool:
         """End `process`, a shim of another version, and remove its folder. The shim first logs all
         output that it has read. It is killed if it does not know this request or has not ended
-        after `ANSWER_S`."""
+        after `ANSWER_S`. Return False if it continues, because it cannot write a log."""
         folder = self._outdated.pop(process, None)
         if folder is not None:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     await self._end(process, folder)
+            except ResourceExhausted as error:
+                log.warning("shim %d of another version continues: %s", process.pid, error)
+                self._outdated[process] = folder
+                return False
             except (Error, TimeoutError) as error:
                 why = error or "it does not end"
                 log.warning("shim %d is killed, output may be lost: %s", process.pid, why)
         orphans.kill_process(process)
         if folder is not None:
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        return True
 
     async def _end(self, process: ProcessIdentity, folder: Path) -> None:
         client = await ShimClient.connect(folder)

@@ -460,10 +460,12 @@ class Shims:
             folder,
         )
 
-    async def replace_outdated(self) -> None:
+    async def replace_outdated(self) -> bool:
         """End the shims of other versions, one at a time, and have shims of this version take over
         their pods. A shim continues until its pods end if the keeper does not store the descriptors
-        of all its running processes."""
+        of all its running processes. Return False if a shim continues because it cannot write a
+        log; try again later then."""
+        all_ended = True
         current = self.processes.of_this_version()
         pods: dict[ProcessIdentity, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
@@ -480,10 +482,15 @@ class Shims:
                 # The pods then move as after any death of a shim. Three pods with four containers
                 # moved within 20 ms (measured).
                 self._save_stdins(process)
-                await self.processes.end_outdated(process)
+                if not await self.processes.end_outdated(process):
+                    for container_id in running:
+                        self._stdins.close(container_id)
+                    all_ended = False
+                    continue
                 await asyncio.gather(
                     *(self._wait_until_moved(sandbox, process) for sandbox in sandboxes)
                 )
+        return all_ended
 
     async def _wait_until_moved(self, sandbox: Sandbox, process: ProcessIdentity) -> None:
         client = self._clients.get(sandbox.id)

@@ -475,7 +475,8 @@ class EndShim(Request):
     processes run on.
 
     The shim first logs all output that it has read, also unfinished lines. It then answers and
-    ends.
+    ends. A shim that cannot write a log, because the disk is full for example, answers with
+    ResourceExhausted and continues.
     """
 
     call = "end_shim"

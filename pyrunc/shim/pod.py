@@ -105,10 +105,17 @@ class ShimPod:
         self._containers.clear()
         self._drop_network()
 
-    def stop_reading(self) -> None:
-        """Log all output that was read from the containers, and read no more."""
+    def stop_reading(self) -> list[str]:
+        """Log all output of the containers that was read, and read no more. Return the ids of the
+        containers whose log could not be written, because the disk is full for example."""
         for container in self._containers.values():
             container.stop_reading()
+        return [container.id for container in self._containers.values() if container.log_waits]
+
+    def read_on(self) -> None:
+        """Read the output of the containers again after `stop_reading`."""
+        for container in self._containers.values():
+            container.read_on()
 
     def descriptors(self) -> list[int]:
         """Return the sockets' descriptors, which a fork must close."""

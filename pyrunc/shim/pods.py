@@ -11,7 +11,7 @@ import fcntl
 import os
 
 from pyrunc import atomic_file
-from pyrunc.errors import InvalidArgument, KernelError
+from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages, pod, tree
 from pyrunc.shim.keeper_link import KeeperLink
@@ -105,8 +105,11 @@ class ShimPods:
         call.answer(messages.ShimInfo(messages.PROTOCOL, self._version, own.pid, own.start_time))
 
     def _end(self, call: ShimCall, request: messages.EndShim) -> None:
-        for served in self._locks:
-            served.stop_reading()
+        waiting = [container for served in self._locks for container in served.stop_reading()]
+        if waiting:
+            for served in self._locks:
+                served.read_on()
+            raise ResourceExhausted(f"cannot write the logs of {', '.join(waiting)}")
         call.answer()
         self.loop.stop()
 

@@ -328,6 +328,16 @@ class SupervisedContainer:
             output.stop_reading()
         self._log.retry()
 
+    def read_on(self) -> None:
+        """Read output again after `stop_reading`."""
+        for output in self.outputs:
+            output.read_on()
+
+    @property
+    def log_waits(self) -> bool:
+        """Whether log lines wait in memory because they could not be written."""
+        return self._log.waiting
+
     def release(self) -> None:
         """Close all descriptors of a container that is being forgotten."""
         self._end_streams()

@@ -93,6 +93,10 @@ class OutputStream:
         self._loop.unwatch(self.fd)
         self._log.write(self._lines.finish(time_stamp()))
 
+    def read_on(self) -> None:
+        """Read again after `stop_reading`."""
+        self._watch_again()
+
     def end(self) -> None:
         """Write the unterminated last line, let the followers finish, and close the stream."""
         if self.fd < 0:

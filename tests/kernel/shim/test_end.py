@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -45,6 +46,32 @@ async def test_an_ended_shim_has_logged_what_it_has_read(pod: TestPod, tmp_path:
         await processes.end_outdated(identity(pod.pid))
     assert gone(pod.pid) and not gone(started.pid)
     assert pod.logged("a", "stdout") == b"begin"
+
+
+async def test_a_shim_whose_log_cannot_be_written_continues(
+    pod: TestPod, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file size limit on the shim stands for the full disk. The output that waits would be lost
+    with the shim."""
+    limit = resource.RLIM_INFINITY
+    started = await pod.run(
+        "a", "printf begin; echo ready >&2; read x; echo $x; sleep 1000", stdin=True
+    )
+    await until(lambda: pod.logged("a", "stderr") == b"ready\n")
+    size = pod.log_path("a").stat().st_size
+    resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (size, limit))
+    async with server_of_another_version(pod, tmp_path / "shims") as processes:
+        assert not await processes.end_outdated(identity(pod.pid))
+        assert "continues: cannot write the logs of a" in caplog.text
+        assert not gone(pod.pid)
+        resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (limit, limit))
+        attached = await pod.client.attach("a", stdin=True, stdout=False)
+        assert attached.stdin_fd is not None
+        os.write(attached.stdin_fd, b"more\n")
+        await until(lambda: pod.logged("a", "stdout") == b"beginmore\n")
+        attached.close()
+        assert await processes.end_outdated(identity(pod.pid))
+    assert gone(pod.pid) and not gone(started.pid)
 
 
 async def test_a_shim_without_the_call_is_killed(
