@@ -105,8 +105,8 @@ class Parallel(Generic[Context]):
     """Steps that run at the same time. When one fails, the others are cancelled, and all are
     undone, last first.
 
-    `order(context)`: for a request whose steps must run one after the other, returns the names of
-    all steps in this order; else an empty tuple.
+    `order(context)`: returns the names of all steps in the order in which this request needs them,
+    one after the other. Returns an empty tuple if they may run at the same time.
     """
 
     steps: tuple[Step[Context], ...]
@@ -151,8 +151,9 @@ class Steps(Generic[Context]):
         ]
 
     async def run(self, context: Context) -> None:
-        """Run the steps. On failure undo all that were begun, last first, and raise the error, with
-        a note for each failed undo and the step's name as `failed_step`."""
+        """Run the steps. When a step fails, undo all steps that were begun, last first, and raise
+        the error. The error has a note for each failed undo, and the step's name as `failed_step`.
+        """
         begun: list[Step[Context]] = []
         times: list[tuple[str, float]] = []
         try:

@@ -42,8 +42,8 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
 
 
 async def shield_until_done(work: Coroutine[Any, Any, Outcome]) -> Outcome:
-    """Wait for `work` even when cancelled, so that later steps or an undo cannot run before its
-    end. Used for threads and forks, which cannot be stopped."""
+    """Wait for `work` even when the caller is cancelled, so that later steps or an undo cannot run
+    before its end. Used for threads and forks, which cannot be stopped."""
     running = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(running)

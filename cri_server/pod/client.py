@@ -126,15 +126,15 @@ class ShimClient:
 
     async def start_pause(self) -> messages.PauseStarted:
         """Start the pod's pause process, which pause.json describes; return its pid and the path of
-        the pod's network namespace, which is valid as long as the shim lives."""
+        the pod's network namespace. The path is valid as long as the shim lives."""
         return await self._ask(messages.StartPause(self.timed), messages.PauseStarted)
 
     async def create_container(
         self, request: messages.CreateContainer, fds: Sequence[int] = ()
     ) -> messages.ContainerCreated:
         """Have the shim compile the container from the files in the container's folder, and create
-        its cgroup. `fds`: the descriptors of the request's images and opened mount sources, which
-        the caller keeps.
+        its cgroup. `fds`: the descriptors of the request's images and opened mount sources; the
+        caller must close them.
 
         Raises the error that the shim reports, Unavailable when the shim is lost, and
         ResourceExhausted for more descriptors than a message can carry.
@@ -159,9 +159,9 @@ class ShimClient:
 
     async def take_over_pause(self) -> str | None:
         """Have this shim take over the pause process of a dead shim from the keeper. Return the
-        path of the pod's network namespace, which this shim keeps open from now on; None if the
-        dead shim had none open. Raises NotFound without an entry in the keeper, Unavailable without
-        a keeper."""
+        path of the pod's network namespace, which this shim keeps open from now on. Return None if
+        the dead shim had not opened a network namespace. Raises NotFound without an entry in the
+        keeper, Unavailable without a keeper."""
         return (await self._ask(messages.TakeOverPause(), messages.NetworkNamespace)).netns_path
 
     async def take_over_container(

@@ -2,15 +2,16 @@
 keeper (shim protocol 2). This file, its uses and tests/cri/test_earlier_shims.py can be deleted
 once no node upgrades from that version any more.
 
-The earlier shim answers the call `keep` with all that another shim needs for one process: the data
-of an entry in the keeper, and descriptors. The server stores these in the keeper and ends the
-earlier shim. Then a shim of this version takes the pod over as from a shim that was killed.
+A shim of the version before answers the call `keep` with all that another shim needs for one
+process: the data of an entry in the keeper, and descriptors. The server stores the data and
+descriptors in the keeper, and ends the shim. Then a shim of this version takes the pod over as from
+a shim that was killed.
 
 From Linux 6.15 on, the exit code of a container whose shim is dead can be read by pidfd
-(PIDFD_INFO_EXIT). On older kernels the earlier shim is stopped by SIGSTOP instead of killed: a
-stopped parent reaps nothing, so the exit codes of its children stay in /proc. The server kills the
-stopped shim when all its children have ended. Until then the shim also has the writing ends of
-their stdin pipes, so that no container reads the end of its input.
+(PIDFD_INFO_EXIT). On older kernels the shim of the version before is stopped by SIGSTOP instead of
+killed: a stopped parent reaps nothing, so the exit codes of its children stay in /proc. The server
+kills the stopped shim when all its children have ended. Until then the shim also has the writing
+ends of their stdin pipes, so that no container reads the end of its input.
 """
 
 from __future__ import annotations
@@ -53,30 +54,30 @@ STOPS_LIMIT = 500  # attempts to stop a shim while it is idle
 
 
 class Keep(Request):
-    """Asks an earlier shim for the data and descriptors with which another shim can take over
-    `container`, or the pause process if `container` is None."""
+    """Asks a shim of the version before for the data and descriptors of `container`, or of the
+    pause process if `container` is None. With them another shim can take over the process."""
 
     call = "keep"
     container: Id | None = None
 
 
 class KeptContainer(Record):
-    """The answer to `Keep` for a container: the data of its entry in the keeper. The server stores
-    them there with the descriptors of the answer."""
+    """The answer to `Keep` for a container. The server stores `kept`, with the descriptors of the
+    answer, as an entry in the keeper."""
 
     kept: StoredContainer
 
 
 class KeptPause(Record):
-    """The answer to `Keep` for the pause process: the data of its entry in the keeper. The server
-    stores them there with the descriptors of the answer."""
+    """The answer to `Keep` for the pause process. The server stores `kept`, with the descriptors of
+    the answer, as an entry in the keeper."""
 
     kept: StoredPause
 
 
 class EarlierShims:
-    """Stores the pods of earlier shims in the keeper and ends these shims. Use from one event
-    loop."""
+    """Stores the pods of shims of the version before in the keeper, and ends these shims. Use from
+    one event loop."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -86,9 +87,9 @@ class EarlierShims:
             self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
-        """Store all pods of the sandbox's earlier shim in the keeper, and end the shim.
-        `sandboxes`: all sandboxes of the server, among which are the shim's. Does nothing when the
-        shim has ended. After an Error the shim continues."""
+        """Store all pods of the sandbox's shim, which is of the version before, in the keeper, and
+        end the shim. `sandboxes`: all sandboxes of the server, including all that this shim serves.
+        Does nothing when the shim has ended. After an Error the shim continues."""
         # One shim after the other, so that each pod is without a shim for a few milliseconds only.
         async with self._lock:
             shim = sandbox.shim
@@ -141,7 +142,8 @@ class EarlierShims:
             keeper.put(name, data, fds)
 
     async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
-        """Kill the shim, or stop it by SIGSTOP until its children have ended. Raises Unavailable
+        """Kill the shim. If the kernel does not report exits of reaped processes, only stop the
+        shim by SIGSTOP; `end_stopped` kills it when its children have ended. Raises Unavailable
         when the shim has already reaped one of the `running` processes. The shim then continues,
         and writes the exit.json of that process."""
         self._paths.earlier_shims.mkdir(mode=0o700, exist_ok=True)
@@ -174,8 +176,8 @@ class EarlierShims:
             self._remove(file)
 
     def _remove_traces(self, shim: ProcessIdentity) -> None:
-        """Remove the socket, log and shim.json of a shim that stays stopped by SIGSTOP from the
-        folders of its pods, so that it no longer counts as their shim."""
+        """Remove the shim's socket, log and shim.json from the folders of its pods, so that it no
+        longer counts as their shim. The shim stays stopped by SIGSTOP."""
         for name in entries(self._paths.sandbox_states):
             folder = self._paths.sandbox_state(name)
             with contextlib.suppress(Error):  # the pod has no shim
@@ -185,8 +187,8 @@ class EarlierShims:
                         (folder / trace).unlink(missing_ok=True)
 
     def end_stopped(self) -> None:
-        """Kill the shims that `end` has stopped by SIGSTOP and whose children have all ended. Then
-        the file that names such a shim is removed."""
+        """Kill each shim that `end` has stopped by SIGSTOP and whose children have all ended. Also
+        remove the file that names this shim."""
         for name in entries(self._paths.earlier_shims):
             file = self._paths.earlier_shims / name
             shim = _process_of(file)
@@ -251,8 +253,8 @@ def _has_children(process: ProcessIdentity) -> bool:
 
 
 def kernel_reports_exits() -> bool:
-    """Whether a pidfd shows the exit code of a process that was reaped already. Tests this with a
-    child process that ends at once, and waits for its end."""
+    """Return whether a pidfd shows the exit code of a process that was reaped already. Tests this
+    with a child process that ends at once, and waits for its end."""
     pid = os.posix_spawn(PROGRAM, [PROGRAM], {})
     pidfd = os.pidfd_open(pid)
     with closing_fd(pidfd):

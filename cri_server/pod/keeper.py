@@ -83,7 +83,7 @@ class StoredPods:
 
 class KeeperWatch:
     """Starts the keeper of `folder`, and a new keeper when it dies. `on_keeper(replaced)` is called
-    after each start; `replaced` is true if an earlier keeper has died."""
+    after each start. `replaced`: the new keeper replaces one that has died."""
 
     def __init__(self, folder: Path, on_keeper: Callable[[bool], Awaitable[None]]) -> None:
         self._folder, self._on_keeper = folder, on_keeper

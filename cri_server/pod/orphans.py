@@ -91,8 +91,8 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Whether the start of the container had begun: StartContainer is running, or the container's
-    cgroup contains processes, even if no file tells of the start."""
+    """Return whether the start of the container had begun: StartContainer is running, or the
+    container's cgroup contains processes, even if no file tells of the start."""
     return container.starting or groups.place(container.cgroups_path, container.id).populated()
 
 

@@ -267,8 +267,8 @@ class Pod:
         self, container: Container, *, stdin: bool, stdout: bool, stderr: bool
     ) -> SessionStreams:
         """Attach to a running container: return pipes to its stdin and from its stdout and stderr,
-        for those streams that are True. The pipes begin with new output. Raises Unavailable when no
-        shim answers, or the shim's error."""
+        as requested. Output from before the call is not repeated. Raises Unavailable when no shim
+        answers, or the shim's error."""
         client = self._shims.get(self._sandbox)
         return await client.attach(container.id, stdin=stdin, stdout=stdout, stderr=stderr)
 

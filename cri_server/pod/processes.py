@@ -121,8 +121,9 @@ class ShimProcesses:
             client.close()
 
     async def renew(self) -> None:
-        """Replace each shim that gets new pods by a fork below the current keeper. The old shims
-        keep their pods, and each ends with the last of its pods.
+        """Fork a new shim below the current keeper for each shim that gets new pods; the new shims
+        then get new pods instead. The old shims keep their pods, and each ends with the last of its
+        pods.
 
         Raises Error when a shim cannot be forked.
         """

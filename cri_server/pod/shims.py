@@ -47,9 +47,12 @@ OnMoved = Callable[[Sandbox], Awaitable[None]]
 
 
 class Shims:
-    """The connections of all pods to their shims. `on_exit(sandbox, container)` is called after an
-    exit was entered into the index; `container` is None for the pause process. `on_moved(sandbox)`
-    is called after another shim has taken over the pod."""
+    """The connections of all pods to their shims.
+
+    - `on_exit(sandbox, container)`: called after an exit was entered into the index; `container` is
+      None for the pause process.
+    - `on_moved(sandbox)`: called after another shim has taken over the pod.
+    """
 
     def __init__(self, processes: ShimProcesses, paths: Paths, index: StoreIndex) -> None:
         self.processes, self._paths, self._index = processes, paths, index
@@ -462,9 +465,9 @@ class Shims:
 
     async def replace_outdated(self) -> bool:
         """End the shims of other versions, one at a time, and have shims of this version take over
-        their pods. A shim continues until its pods end if the keeper does not store the descriptors
-        of all its running processes. Return False if a shim continues because it cannot write a
-        log; try again later then."""
+        their pods. If the keeper does not store the descriptors of all running processes of a shim,
+        this shim continues until its pods end. Return False if a shim continues because it cannot
+        write a log; the caller must then try again later."""
         all_ended = True
         current = self.processes.of_this_version()
         pods: dict[ProcessIdentity, list[Sandbox]] = {}

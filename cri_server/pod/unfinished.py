@@ -27,11 +27,11 @@ unknown."""
 
 
 async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
-    """End the pod's processes and remove its cgroup. The shim ends them if it answers; otherwise
-    the server kills shim and processes.
+    """End the pod's processes and remove its cgroup. The shim ends the processes if it answers;
+    otherwise the server kills the shim and the processes.
 
-    `detach` is called with the path of the network namespace while the namespace exists, and with
-    None if the shim cannot end the pod.
+    `detach` is called with the path of the network namespace before the shim ends the pod. If the
+    shim does not answer or fails, `detach` is called with None.
     """
     folder = paths.sandbox_state(identifier)
     try:

@@ -58,9 +58,11 @@ class Call:
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """The asyncio protocol of one gRPC connection. `shared`: the methods, limits and counters of
-    the server; `on_open`, `on_close`: called with this object when the connection begins and
-    ends."""
+    """The asyncio protocol of one gRPC connection.
+
+    - `shared`: the methods, limits and counters of the server.
+    - `on_open`, `on_close`: called with this object when the connection opens and closes.
+    """
 
     def __init__(
         self,
@@ -308,8 +310,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         call.reserved_bytes += more
 
     def _start_deadlines(self) -> None:
-        """Start a timer for each new call that has a deadline and is still unanswered at the end of
-        the pass of the event loop in which it began."""
+        """Start a timer for each call that has a deadline, has begun in this pass of the event
+        loop, and is still unanswered."""
         # Timers start at the end of the pass, because most calls are answered within it and need
         # none.
         for call in self._new_calls:

@@ -54,8 +54,9 @@ class Server:
         self._empty.set()
 
     async def start(self) -> None:
-        """Bind the socket and listen. Raises WrongState when another server listens at its path or
-        the path is another kind of file, OSError when the socket cannot be bound."""
+        """Bind the socket and listen. Raises WrongState when another server listens on the socket,
+        or the path belongs to another kind of file. Raises OSError when the socket cannot be bound.
+        """
         self._path.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         sock = unix_socket.bind(self._path, self._mode, self._owner)
         try:

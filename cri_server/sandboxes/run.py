@@ -152,7 +152,7 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
     """Give the sandbox SELinux labels with a level that no other pod has. The caller must add the
-    sandbox to the index within the `with` block, because the level is reserved only that long.
+    sandbox to the index in the `with` block, because the level is reserved only that long.
 
     Raises InvalidArgument for invalid SELinux options, ResourceExhausted when all levels are used.
     """
@@ -250,7 +250,7 @@ def pause_request(context: RunContext) -> PauseRequest:
 
 
 def has_pinned_network(options: api.NamespaceOption) -> bool:
-    """Whether the shim makes the pod's network namespace before the pause process starts.
+    """Return whether the shim makes the pod's network namespace before the pause process starts.
 
     False for a pod with a user namespace: there the clone(2) of the pause process makes the network
     namespace, so that the pod's root owns it. False also for host networking.

@@ -70,7 +70,7 @@ def with_defaults(
 
 
 def concern_network(requested: Mapping[str, str]) -> bool:
-    """Whether one of the sysctls belongs to the network namespace. Such a sysctl may name an
+    """Return whether one of the sysctls belongs to the network namespace. Such a sysctl may name an
     interface that exists only after CNI plugins have run."""
     return any(dotted(key).startswith(NET_PREFIX) for key in requested)
 

@@ -38,8 +38,8 @@ def with_paths(
     """Replace the source of each mount that the shim must attach by a mount point in `folder`.
     Return the changed spec and these mounts.
 
-    Creates the mount points, except those for host paths. The shim creates the others when it opens
-    the host path, which may be a file or a folder.
+    Creates the mount points, except those for host paths: such a path may be a file or a folder, so
+    the shim creates the mount point when it opens the path.
 
     `requested`: the mounts of the CRI request. Raises OSError.
     """

@@ -22,8 +22,8 @@ PATH_ERRNOS = (
 
 
 def hostname(config: api.PodSandboxConfig, sandbox_id: str, host: str) -> str:
-    """Return the pod's hostname: the requested one, else with host networking the host's, else the
-    first characters of the sandbox's id.
+    """Return the pod's hostname. This is the requested name. Without one it is the host's name for
+    a pod with host networking, else the first characters of the sandbox's id.
 
     Raises InvalidArgument for a name that sethostname(2) would refuse.
     """
@@ -113,8 +113,8 @@ def make_log_directory(path: str) -> None:
 
 
 def is_bad_log_path(error: Error) -> bool:
-    """Whether `error` is the failure to open a container's log because of its path, for example a
-    directory, a path below a file, or a symlink."""
+    """Return whether `error` is the failure to open a container's log because of its path, for
+    example a directory, a path below a file, or a symlink."""
     return isinstance(error, KernelError) and error.note == LOG_NOTE and error.errno in PATH_ERRNOS
 
 

@@ -113,7 +113,7 @@ def describe(services: Services, reference: str) -> api.ContainerStatusResponse:
 
 def _info(services: Services, container: Container) -> dict[str, Any]:
     """Return the verbose details of a container as a JSON object: pid, cgroup, writable layer and
-    OCI spec. The spec lacks the environment, because it may contain secrets."""
+    OCI spec. The environment is left out of the spec, because it may contain secrets."""
     try:
         spec = atomic_file.read_json(
             str(services.paths.container_state(container.id) / "config.json")

@@ -72,7 +72,8 @@ class ServerFile(RecordFile):
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
     """Create and lock the two directories for the `with` block; yield their paths. `Paths.state` is
-    `state`, or the default of a previous version while this boot's pods are there.
+    `state`, or the default directory of a previous version as long as it contains pods of this
+    boot.
 
     Raises WrongState if another server uses a directory, if this boot's pods belong to another pair
     of directories, or if a newer version has written the pods. Raises ResourceExhausted on a full

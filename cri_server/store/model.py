@@ -228,8 +228,8 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return those fields, by name, which a record and its sandbox or container have with the same
-    type.
+    """Return, by name, the fields that a record has in common with its sandbox or container, and
+    with the same type.
 
     - `source`: the record, sandbox or container whose fields are returned.
     - `kind`: the record's class.

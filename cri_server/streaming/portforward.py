@@ -308,9 +308,9 @@ class Forwarder:
 
     @staticmethod
     def _implied_request(kind: str, stream_id: int) -> str:
-        """Return a name for the pair of a stream without the header `requestid`. Such a client
-        opens the error stream first, then the data stream with the next stream id, so the name has
-        the error stream's id."""
+        """Return a name for the pair of a stream without the header `requestid`. A client that
+        omits this header opens the error stream first, then the data stream with the next stream
+        id. So the name has the error stream's id."""
         return f"stream {stream_id if kind == 'error' else stream_id - 2}"
 
     def _start_if_complete(self, request: str, pair: _Pair) -> None:

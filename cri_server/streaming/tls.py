@@ -30,8 +30,12 @@ class NoHandshake(Exception):
 
 @dataclass
 class Tls:
-    """The server's TLS settings, as paths of PEM files: the certificate with its chain, the key,
-    and the CA of client certificates (empty: clients need no certificate)."""
+    """The server's TLS settings, as paths of PEM files.
+
+    - `certificate`: the certificate with its chain.
+    - `key`: the certificate's private key.
+    - `client_ca`: the CA that signs client certificates; empty: clients need no certificate.
+    """
 
     certificate: str
     key: str
@@ -79,7 +83,7 @@ async def terminated(
     sock: socket.socket, tls: Tls, handshake_s: float
 ) -> AsyncIterator[socket.socket]:
     """Decrypt the TLS connection over `sock`; yield a socket that carries the plain bytes. Closes
-    both sockets after the `with` block. `handshake_s`: the time for the handshake.
+    both sockets after the `with` block. `handshake_s`: the time limit of the handshake.
 
     Raises NoHandshake.
     """

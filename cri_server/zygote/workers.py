@@ -64,9 +64,9 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until fewer than `at_work` requests count as running, then run the `with` block as
-        such a request. After `LONG_S` the block no longer counts, unless `LONG_LIMIT` other
-        requests already run longer than `LONG_S`."""
+        """Wait until fewer than `at_work` requests count as running, then count the `with` block as
+        one. After `LONG_S` the `with` block no longer counts, unless `LONG_LIMIT` other requests
+        already run longer than `LONG_S`."""
         await self._places.acquire()
         long = False
 

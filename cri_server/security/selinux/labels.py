@@ -50,10 +50,10 @@ def of_container(
     """Return the labels of a container.
 
     The process of a privileged container is unconfined, and its files have the pod's label. Any
-    other container has the pod's labels if it requests no field. If it does, it has the policy's
-    labels with the requested fields, and the pod's level unless it requests a level.
+    other container has the pod's labels if `context` has no SELinux options. Otherwise it has the
+    policy's labels, changed by these options. If the options lack a level, the level is the pod's.
 
-    Raises InvalidArgument for an invalid field.
+    Raises InvalidArgument for an invalid option.
     """
     options = context.selinux_options
     check(options)

@@ -21,9 +21,13 @@ PRIVILEGED = "spc_t"
 
 @dataclass(frozen=True, slots=True)
 class SelinuxPolicy:
-    """The node's SELinux contexts for containers, without categories. `process`: the context of a
-    container's process; `file`: of its files; `privileged`: of a privileged container's process,
-    None if the policy does not have the type spc_t."""
+    """The node's SELinux contexts for containers, without categories.
+
+    - `process`: the context of a container's process.
+    - `file`: the context of a container's files.
+    - `privileged`: the context of a privileged container's process; None if the policy does not
+      have the type spc_t.
+    """
 
     process: SelinuxContext
     file: SelinuxContext

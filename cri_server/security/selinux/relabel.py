@@ -144,9 +144,9 @@ def set_label(path: str, label: str) -> None:
 
 
 def _set(path: str, label: bytes, shown_path: str, *, follow: bool) -> bool:
-    """Label the file at `path`, unless it has this label. Return False if the file system stores no
-    labels or is read-only. `shown_path`: the file's path in error messages; `follow`: label the
-    target of a symlink. Raises KernelError."""
+    """Label the file at `path`, unless it has this label. Return whether the file system can store
+    labels: not if it does not support them or is read-only. `shown_path`: the file's path in error
+    messages; `follow`: label the target of a symlink. Raises KernelError."""
     try:
         try:
             if os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).rstrip(b"\0") == label:

@@ -139,8 +139,9 @@ class SpdyConnection:
         return view[size:]
 
     def _frame(self, view: memoryview, events: list[Event]) -> memoryview:
-        """Process a frame's header, and for a control frame also the body; return the bytes behind
-        them. An incomplete header or control frame is buffered until the next call."""
+        """Process a frame's header, and for a control frame also the body; return the bytes after
+        the processed ones. An incomplete header or control frame is buffered until the next call.
+        """
         self.frames_handled += 1
         view = self._collect(view, HEAD_BYTES)
         if len(self._partial) < HEAD_BYTES:
@@ -294,8 +295,8 @@ class SpdyConnection:
         self._streams.pop(stream_id, None)
 
     def probe(self) -> None:
-        """Queue an empty data frame of an open stream for `data_to_send`. It has no effect on the
-        client and needs no reply. Does nothing when no stream is open for sending."""
+        """Queue an empty data frame of an open stream for `data_to_send`. The frame has no effect
+        on the client and needs no reply. Does nothing when no stream is open for sending."""
         for stream_id, stream in self._streams.items():
             if stream.sending:
                 self._out.append(frames.data_head(stream_id, 0, False))
