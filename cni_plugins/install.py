@@ -10,8 +10,8 @@ from cni_plugins.protocol.builtin import MODULES, import_path, script
 
 
 def install(folder: str) -> list[str]:
-    """Write all plugins as executables into `folder`, creating it if needed; return their paths.
-    Raises OSError."""
+    """Write all plugins as executables into `folder`, which is made if it is missing; return their
+    paths. Raises OSError."""
     os.makedirs(folder, mode=0o755, exist_ok=True)
     written = []
     for name in MODULES:

@@ -1,8 +1,7 @@
 """Calls a network's IPAM plugin: the built-in host-local as a function, any other as an executable
 (CNI's delegation).
 
-An executable `host-local` in CNI_PATH that is not pyrunc's takes precedence over the built-in
-plugin.
+An executable `host-local` in CNI_PATH that is not pyrunc's is used instead of the built-in plugin.
 """
 
 from __future__ import annotations
@@ -43,9 +42,12 @@ def plugin_of(config: PluginConfig) -> str:
 
 
 def allocate(call: CniCall, config: PluginConfig, *, link: str) -> Result:
-    """Run ADD of the network's IPAM plugin and return its result; an empty result for a network
-    without addresses. `link`: the name of the veth's host end. host-local reuses a released address
-    only after the kernel has removed that veth. Raises CniError."""
+    """Run ADD of the network's IPAM plugin and return its result. For a network without addresses
+    the result is empty. Raises CniError.
+
+    `link`: the name of the veth's host end. host-local reuses a released address only after the
+    kernel has removed that veth.
+    """
     kind = plugin_of(config)
     if not kind:
         return Result()
@@ -73,8 +75,8 @@ def run(command: str, call: CniCall, config: PluginConfig) -> None:
 
 
 def _program(kind: str, call: CniCall) -> str:
-    """Return the path of the IPAM plugin `kind` in CNI_PATH; empty for the built-in host-local.
-    Raises CniError IO_FAILURE if there is no such plugin."""
+    """Return the path of the executable of the IPAM plugin `kind` in CNI_PATH; empty for the
+    built-in host-local. Raises CniError IO_FAILURE if there is no such plugin."""
     for folder in call.path:
         path = os.path.join(folder, kind)
         if os.path.isabs(path) and os.access(path, os.X_OK) and os.path.isfile(path):

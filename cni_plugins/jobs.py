@@ -1,5 +1,4 @@
-"""The jobs that run CNI plugins, forked by the server's zygote.
-
+"""The jobs that run CNI plugins. The server's zygote forks them.
 
     serve(arguments, fds)      a worker: runs pyrunc's plugins for requests on a socket until the
                                socket is closed
@@ -162,8 +161,8 @@ def _run_plugins(
 
 
 def restore(request: Restore) -> Answer:
-    """Restore the nftables rules and elements that attachments need, and answer how many elements
-    were missing. Each plugin input must contain prevResult."""
+    """Restore the nftables rules and elements that attachments need. The answer has the number of
+    elements that were missing. Each plugin input must contain prevResult."""
     expected: dict[tuple[str, bytes], nfnetlink.Element] = {}
     subnets: set[Network] = set()
     for attachment in request.attachments:

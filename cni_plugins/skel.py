@@ -72,7 +72,7 @@ def answer(plugin: CniPlugin, environment: Mapping[str, str], content: bytes) ->
 
 
 def perform(plugin: CniPlugin, call: CniCall, config: PluginConfig) -> Result | None:
-    """Run a command other than VERSION and return ADD's result, None for other commands. Raises
+    """Run a command other than VERSION. Return the result of ADD; None for other commands. Raises
     CniError, and any exception of the plugin."""
     version.require_supported(config.cni_version)
     _check_command_version(call.command, config.cni_version)
@@ -104,7 +104,7 @@ def to_cni_error(name: str, error: Exception) -> CniError:
 
 def serve(plugin: CniPlugin) -> NoReturn:
     """Run the plugin as an executable: read the request from environment and stdin, print the
-    answer, exit."""
+    answer, and exit."""
     content = b""
     if os.environ.get("CNI_COMMAND") != "VERSION":
         content = _read_all(0)

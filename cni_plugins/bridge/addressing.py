@@ -29,8 +29,11 @@ _ANYWHERE: dict[int, Network] = {
 class Addressing:
     """The addressing of one attachment.
 
-    `ips`: the pod's addresses; `reported`: the pod's routes as ADD reports them; `gateways`: the
-    bridge's addresses; `mac`: the MAC address of the pod's interface."""
+    - `ips`: the pod's addresses
+    - `reported`: the pod's routes as ADD reports them
+    - `gateways`: the bridge's addresses
+    - `mac`: the MAC address of the pod's interface
+    """
 
     ips: tuple[AssignedAddress, ...]
     reported: tuple[Route, ...]
@@ -39,8 +42,8 @@ class Addressing:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Return the routes to install in the pod: the reported routes, with the missing gateways
-        filled in."""
+        """Return the routes to install in the pod: the reported routes, with a gateway where it was
+        missing."""
         return installed_routes(self.reported, self.ips)
 
     @property
@@ -49,11 +52,12 @@ class Addressing:
 
 
 def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
-    """Derive the addressing of an attachment from an IPAM plugin's result. `seed` determines the
+    """Derive the addressing of an attachment from an IPAM plugin's result. `seed`: determines the
     MAC address of a pod without an IPv4 address.
 
     Raises CniError INVALID_CONFIG if the result has addresses but `settings` has
-    `container_interface_down`."""
+    `container_interface_down`.
+    """
     if settings.container_interface_down and answer.ips:
         raise CniError(
             INVALID_CONFIG, "disableContainerInterface cannot be combined with addresses"

@@ -1,5 +1,5 @@
-"""Creates, configures and removes the bridge and the veths. `plugin` calls these functions in
-order."""
+"""Creates, configures and removes the bridge and the veths. The module `plugin` calls these
+functions in the right order."""
 
 from __future__ import annotations
 
@@ -76,9 +76,11 @@ def attach_veth(
     tag: str,
     mac: str,
 ) -> None:
-    """Create the veth of a pod. The host end `name` is up, is a port of the bridge, and has the
-    alias `tag`. The other end `ifname` is in the pod's namespace and has the MAC address `mac`.
-    Raises KernelError."""
+    """Create the veth of a pod. Raises KernelError.
+
+    The host end `name` is up, is a port of the bridge, and has the alias `tag`. The other end
+    `ifname` is in the pod's namespace and has the MAC address `mac`.
+    """
     # A separate request: rtnl_newlink() reads a port's options and the alias only for a link that
     # exists already (net/core/rtnetlink.c).
     port = set_link(
@@ -104,11 +106,15 @@ def attach_veth(
 def configure_pod(
     pod: PodNamespace, ifname: str, addressing: Addressing, settings: BridgeSettings
 ) -> Link:
-    """Set the pod's interface up and add its addresses and routes. Return the interface.
-    Waits for duplicate address detection if `settings` has `detect_duplicates`.
+    """Set the pod's interface up and add its addresses and routes. Return the interface. With
+    `detect_duplicates` in `settings`, wait for duplicate address detection.
 
-    Raises CniError DAMAGED if another host has the pod's IPv6 address, IO_FAILURE if the detection
-    takes too long or the interface has been removed; KernelError."""
+    Raises:
+
+    - CniError DAMAGED if another host has the pod's IPv6 address
+    - CniError IO_FAILURE if the detection takes too long or the interface has been removed
+    - KernelError
+    """
     with pod.entered() as inner:
         if 6 in addressing.versions:
             # A new namespace may have IPv6 disabled: it starts with the kernel's defaults, or with
@@ -204,20 +210,20 @@ def announce(
 
 
 def disconnect(host: NetlinkSocket, name: str) -> bool:
-    """Delete the veth whose host end is `name`, which takes the kernel 16 to 24 ms. Returns False
-    if it does not exist."""
+    """Delete the veth whose host end is `name`. This takes the kernel 16 to 24 ms. Returns False if
+    the veth does not exist."""
     return host.try_call(delete_link(name=name), errno.ENODEV) is not None
 
 
 def quiesce(host: NetlinkSocket, name: str) -> bool:
     """Set the veth's host end `name` down, in 0.1 ms, so that no packet passes. The kernel deletes
-    the veth together with the pod's namespace. Returns False if the veth does not exist."""
+    the veth later, together with the pod's namespace. Returns False if the veth does not exist."""
     return host.try_call(set_link(name=name, change=IFF_UP), errno.ENODEV) is not None
 
 
 def remove_from_pod(path: str, ifname: str) -> None:
-    """Delete the veth `ifname` in the network namespace at `path`. Used for veths of other bridge
-    plugins, whose host end has an unknown name."""
+    """Delete the veth `ifname` in the network namespace at `path`. For a veth of another bridge
+    plugin, whose host end has an unknown name."""
     if not path or not netns.exists(path):
         return
     with open_pod(path) as pod:
@@ -227,8 +233,7 @@ def remove_from_pod(path: str, ifname: str) -> None:
 
 
 def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
-    """Delete the veth `name` if it is down, as `quiesce` leaves it. Returns whether it was
-    deleted."""
+    """Delete the veth `name` if it is down after `quiesce`. Returns whether it was deleted."""
     link = find_link(host, name=name)
     return link is not None and not link.up and disconnect(host, name)
 

@@ -1,4 +1,5 @@
-"""Derives the elements of the host's nftables maps that masquerade the packets of an attachment."""
+"""Derives the elements of the host's nftables maps by which an attachment's packets are
+masqueraded."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL. Tries to remove masquerade, veth and address even if one of them fails, and raises
+    """Run DEL: remove masquerade, veth and address. If one removal fails, try the others, and raise
     the first error at the end."""
     settings = parse(config, call)
     link_name = host_link_name(call.container_id, call.ifname)
@@ -114,15 +114,15 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
-    """Return the result of ADD, without interfaces. `dns` is the IPAM plugin's or, if that has
-    none, the network configuration's."""
+    """Return the result of ADD, without interfaces. `dns` comes from the IPAM plugin. If its `dns`
+    is empty, it comes from the network configuration."""
     dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
     return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
 def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
     """Remove the attachment's masquerade elements, whose comment is `tag`. Looks up the addresses
-    in prevResult first; searches the elements of all pods only if this finds no element."""
+    in prevResult first. If there is no element for these, searches the elements of all pods."""
     try:
         previous = config.previous_result()
     except CniError:

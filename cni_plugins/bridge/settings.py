@@ -45,9 +45,12 @@ class BridgeSettings:
 
 
 def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
-    """Parse the options. Raises CniError UNSUPPORTED_FIELD for an option that only the reference
-    plugin has, INVALID_ENVIRONMENT for an invalid MAC address or bridge name, INVALID_CONFIG for
-    any other invalid option."""
+    """Parse the options. Raises CniError:
+
+    - UNSUPPORTED_FIELD for an option that only the reference plugin has
+    - INVALID_ENVIRONMENT for an invalid MAC address or bridge name
+    - INVALID_CONFIG for any other invalid option
+    """
     raw = config.raw
     # These separate pods from each other: a network without them would look as if it had them.
     for key in _UNSUPPORTED:
@@ -99,8 +102,11 @@ def _mtu(value: object) -> int:
 
 
 def _mac(config: PluginConfig, call: CniCall) -> str:
-    """Return the requested MAC address: of runtimeConfig, else of `args.cni`, else of CNI_ARGS;
-    empty if none is requested. Raises CniError INVALID_ENVIRONMENT."""
+    """Return the requested MAC address; empty if none is requested. Raises CniError
+    INVALID_ENVIRONMENT.
+
+    runtimeConfig comes first, then `args.cni`, then CNI_ARGS.
+    """
     for value, where in (
         (config.capability("mac"), "runtimeConfig.mac"),
         (config.cni_argument("mac"), "args.cni.mac"),

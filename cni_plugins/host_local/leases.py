@@ -1,6 +1,5 @@
-"""Leases: files in the network's folder that name the owner of each address. They change only
+"""Leases: files in the network's folder that name the owner of each address. They are written only
 under the folder's lock.
-
 
     <address>             a lease: `container id CR LF interface`, in the reference plugin's format
     owners/<owner>        the addresses of an owner: JSON {owner, addresses, boot, link, scope}
@@ -94,8 +93,8 @@ class LeavingRecord(Record):
 
 
 class NetworkLeases:
-    """The leases of one network. `open_leases` creates it and holds the network's lock while the
-    caller uses it."""
+    """The leases of one network. Only `open_leases` makes such an object, and holds the network's
+    lock while the caller uses it."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
@@ -116,14 +115,18 @@ class NetworkLeases:
         scope: str = "",
     ) -> list[Lease]:
         """Lease one address of each set for `owner` (`container id/interface`). If one set has no
-        address to lease, leases none.
+        address to lease, lease none.
 
-        `link`: the host interface that must be gone before the addresses are reused. `scope`: the
-        runtime whose `collect` may release them.
+        - `link`: the host interface that must be gone before the addresses are reused
+        - `scope`: the runtime whose `collect` may release the addresses
 
-        Raises CniError NO_ADDRESS_LEFT if a set is exhausted; TRY_AGAIN_LATER if the previous veth
-        of an address still exists; IO_FAILURE if `owner` already has addresses, or a requested
-        address is leased or is a gateway."""
+        Raises CniError:
+
+        - NO_ADDRESS_LEFT if a set is exhausted
+        - TRY_AGAIN_LATER if the previous veth of an address still exists
+        - IO_FAILURE if `owner` already has addresses, or a requested address is leased or is a
+          gateway
+        """
         if any(self._owner_in(address) == owner for address in self.addresses_of(owner)):
             raise CniError(IO_FAILURE, f"attachment {owner} already has addresses")
         leases = [self._choose(index, each, requested) for index, each in enumerate(sets)]
@@ -196,8 +199,8 @@ class NetworkLeases:
         return losers
 
     def _drop(self, record: OwnerRecord) -> None:
-        """Release the addresses in the owner's file `record`, except those that another owner has
-        leased since."""
+        """Release the addresses in the owner's file `record`. An address that another owner has
+        leased since then is kept."""
         for address in record.addresses:
             if self._owner_in(address) == record.owner:
                 self._release_address(address, record.link)
@@ -219,8 +222,8 @@ class NetworkLeases:
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
-        """Return the addresses of `owner`, found by reading all leases. This is for leases of the
-        reference plugin, which writes no file in `owners/`."""
+        """Return the addresses of `owner` by reading all leases. For leases of the reference
+        plugin, which writes no file in `owners/`."""
         return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
@@ -241,8 +244,8 @@ class NetworkLeases:
 
     def _next_free(self, index: int, each: RangeSet) -> Lease:
         """Return the next free address of range set number `index`, round robin. Raises CniError
-        NO_ADDRESS_LEFT if every address is leased, TRY_AGAIN_LATER if the previous veths of all
-        free addresses still exist."""
+        NO_ADDRESS_LEFT if every address is leased, TRY_AGAIN_LATER if each free address still has
+        its previous veth."""
         leased: set[str] | None = None
         leaving: Lease | None = None
         for probe, (address, address_range) in enumerate(each.after(self._last(index))):
@@ -376,10 +379,12 @@ class NetworkLeases:
 def open_leases(
     folder: str, link_exists: Callable[[str], bool], *, boot: str | None = None
 ) -> Iterator[NetworkLeases]:
-    """Yield the leases in `folder` while holding the network's lock. Creates the folder if needed.
+    """Yield the leases in `folder` while holding the network's lock. Creates a missing folder.
+    Raises CniError IO_FAILURE if a file in `folder` cannot be used.
 
-    `link_exists`: returns whether the host has a link of this name. `boot`: the boot id, None for
-    the running kernel's. Raises CniError IO_FAILURE if a file in `folder` cannot be used."""
+    - `link_exists`: returns whether the host has a link of this name
+    - `boot`: the boot id, None for the running kernel's
+    """
     try:
         try:
             lock = _open_lock(folder)
@@ -410,8 +415,8 @@ def boot_id() -> str:
 
 
 def owner_name(container_id: str, ifname: str) -> str:
-    """Return the owner of an attachment's leases, `container id/interface`. It is unique, because
-    container ids contain no slash."""
+    """Return the name of the owner of an attachment's leases, `container id/interface`. It is
+    unique, because container ids contain no slash."""
     return f"{container_id}/{ifname}"
 
 

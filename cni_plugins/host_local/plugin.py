@@ -20,10 +20,11 @@ from cni_plugins.skel import CniPlugin, serve
 
 def allocate(call: CniCall, config: PluginConfig, *, link: str = "") -> Result:
     """Run ADD: lease addresses for the attachment, and return them with the configured routes and
-    DNS settings.
+    DNS settings. Raises CniError.
 
-    `link`: the name of the veth's host end, empty if the caller does not know it. After DEL the
-    addresses are reused only when the kernel has removed the link of this name. Raises CniError."""
+    `link`: the name of the veth's host end, empty if the caller does not know it. After DEL, the
+    addresses are reused only when the kernel has removed the link of this name.
+    """
     options = settings.parse(config, call)
     with leases.open_leases(options.folder, link_exists) as store:
         owner = leases.owner_name(call.container_id, call.ifname)

@@ -116,8 +116,8 @@ class RangeSet:
 
 
 def check_disjoint(sets: tuple[RangeSet, ...], where: str) -> None:
-    """Check that no address is in two sets. Raises CniError INVALID_CONFIG; `where` names the
-    sets in the message."""
+    """Raise CniError INVALID_CONFIG if an address is in two sets. `where`: the sets' name in the
+    message."""
     ordered = sorted(
         (r.subnet.version, int(r.first), int(r.last), i)
         for i, s in enumerate(sets)

@@ -1,6 +1,6 @@
 """Parses host-local's options and the addresses that a pod requests.
 
-The range sets of `runtimeConfig.ipRanges` come first, then the old form with `subnet` in `ipam`
+The order of the range sets: `runtimeConfig.ipRanges`, then the old form with `subnet` in `ipam`
 itself, then `ipam.ranges`. Requested addresses come from `runtimeConfig.ips`, `args.cni.ips` and
 `IP=` in CNI_ARGS.
 """
@@ -131,8 +131,8 @@ def _requested_address(value: object, where: str) -> Address:
 
 
 def _check_requests(requested: tuple[Address, ...], sets: tuple[RangeSet, ...]) -> None:
-    """Check that every requested address is in a range set, and no two are in the same set. Raises
-    CniError INVALID_CONFIG."""
+    """Raise CniError INVALID_CONFIG if a requested address is in no range set, or two are in the
+    same set."""
     used: set[int] = set()
     for address in requested:
         index = next((i for i, s in enumerate(sets) if address in s), None)

@@ -16,8 +16,8 @@ _NAME, _MAC = "lo", "00:00:00:00:00:00"
 
 
 def add(call: CniCall, config: PluginConfig) -> Result:
-    """Run ADD: set `lo` up. Returns prevResult unchanged if there is one, as the reference plugin
-    does, else the addresses of `lo`."""
+    """Run ADD: set `lo` up. Returns prevResult unchanged, as the reference plugin does. Without
+    prevResult, returns the addresses of `lo`."""
     with open_pod(call.netns) as pod:
         pod.bring_loopback_up()
         pod.send_pending()

@@ -2,7 +2,6 @@
 
 The rules never change. Pods are elements of maps:
 
-
     masquerade4/6  pod address                       -> jump into the chain of its subnet
     ports4/6       protocol . port                   -> pod address . port
     ports4/6_on    protocol . host address . port    -> pod address . port
@@ -124,12 +123,13 @@ table inet TABLE {
 
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
-    """Build the tag that names the owner of an nftables element or a link:
-    NETWORK/CONTAINER_ID/IFNAME, and /SCOPE if `scope` is not empty. A tag has at most 128
-    characters, nft's limit for a comment; network and container id are hashed if they are too long
-    for it.
+    """Return the tag by which an nftables element or a link names its owner:
+    NETWORK/CONTAINER_ID/IFNAME, and /SCOPE if `scope` is not empty. `scope`: the runtime's name for
+    itself (`PluginConfig.scope`).
 
-    `scope`: the runtime's name for itself (`PluginConfig.scope`)."""
+    A tag has at most 128 characters, nft's limit for a comment. Network and container id are hashed
+    if they are too long.
+    """
     tag = f"{network}/{container_id}/{ifname}"
     # 110 characters leave room for the slash and a scope of 16.
     if len(tag) > 110:
@@ -145,7 +145,7 @@ def belongs_to(tag: str, network: str, scope: str = "") -> bool:
 
 
 def tag_of(call: CniCall, config: PluginConfig) -> str:
-    """Build the owner tag of the attachment that a call is about."""
+    """Return the owner tag of the attachment that a call is about."""
     return owner_tag(config.name, call.container_id, call.ifname, config.scope())
 
 
@@ -204,9 +204,14 @@ def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
     """Add elements in one transaction. Creates the table and the chains of `subnets` if they are
     missing.
 
-    Replaces an existing masquerade of the same address, because the address has a new lease. Raises
-    AlreadyExists naming the owner of a taken port, KernelError, PeerError if nft failed,
-    Unsupported without nft."""
+    Replaces an existing masquerade of the same address, because the address has a new lease.
+    Raises:
+
+    - AlreadyExists, with the owner of a port that is taken
+    - KernelError
+    - PeerError if nft failed
+    - Unsupported without nft
+    """
     added = tuple(new)
     if not added:
         return
@@ -234,7 +239,7 @@ def _existing_masquerades(requested: tuple[Element, ...]) -> tuple[Element, ...]
 
 
 def remove_elements(elements: Iterable[Element]) -> None:
-    """Remove elements, ignoring those that do not exist. Raises KernelError."""
+    """Remove elements. Missing elements are no error. Raises KernelError."""
     removed = tuple(elements)
     if not removed:
         return

@@ -1,5 +1,5 @@
-"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. They use
-pyroute2 instead of ADD's codec, so that they can find errors of the codec.
+"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. These do not
+use the codec by which ADD talks to the kernel, so that they can find errors of the codec.
 
 Every function reads the network namespace of the calling process. The first call imports pyroute2,
 which takes 150 ms and 23 MiB.
@@ -22,8 +22,8 @@ _LOCAL_TABLE = 255
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A network interface. `hairpin` and `isolated` are None unless it is a port of a bridge;
-    `master` is the bridge's index."""
+    """A network interface. `master`: the index of its bridge, if it is a bridge's port. `hairpin`,
+    `isolated`: None unless it is a bridge's port."""
 
     index: int
     name: str

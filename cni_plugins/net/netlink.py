@@ -1,8 +1,8 @@
 """Netlink sockets for `rtnetlink` and `nfnetlink`: send a batch of requests and read all answers.
 
-Batches allow a whole pod to be set up in two round trips. The kernel handles the requests of a
-batch in order. Each error becomes a KernelError with the request's name, its subject and the
-kernel's extended explanation (netlink(7), NETLINK_EXT_ACK).
+With batches a whole pod is set up in two round trips. The kernel handles the requests of a batch in
+order. Each error becomes a KernelError with the request's name, its subject and the kernel's
+extended explanation (netlink(7), NETLINK_EXT_ACK).
 """
 
 from __future__ import annotations
@@ -34,9 +34,12 @@ _DUMP_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class NetlinkRequest:
-    """A netlink message without its header. `kind`: the message type; `name` and `subject`: for
-    error messages only. A request with neither NLM_F_ACK nor NLM_F_DUMP in `flags` gets a single
-    answer."""
+    """A netlink message without its header.
+
+    - `kind`: the message type
+    - `name`, `subject`: for error messages only
+    - `flags`: without NLM_F_ACK and NLM_F_DUMP, the request gets a single answer
+    """
 
     kind: int
     body: bytes
@@ -60,8 +63,8 @@ def nested(kind: int, *attributes: bytes) -> bytes:
 
 
 def attributes(body: bytes, offset: int = 0) -> dict[int, bytes]:
-    """Decode the netlink attributes of `body` from `offset` on, by kind. The last one of a repeated
-    kind counts."""
+    """Decode the netlink attributes of `body` from `offset` on: kind -> value. For a repeated kind,
+    return the last value."""
     return dict(each_attribute(body, offset))
 
 
@@ -110,7 +113,7 @@ class NetlinkSocket:
 
     def call(self, *requests: NetlinkRequest) -> list[list[bytes]]:
         """Send all requests at once and return the bodies of the answers to each request. Raises
-        the first KernelError after all requests are answered."""
+        the first request's KernelError, after all requests are answered."""
         outcomes = self.attempt(*requests)
         for outcome in outcomes:
             if isinstance(outcome, KernelError):
@@ -162,9 +165,11 @@ class NetlinkSocket:
         return None
 
     def dump(self, request: NetlinkRequest) -> list[bytes]:
-        """Send a dump request and return the bodies of all listed objects. Repeats the dump if the
-        objects changed meanwhile (NLM_F_DUMP_INTR). Raises KernelError; its errno is EINTR if they
-        keep changing."""
+        """Send a dump request and return the bodies of all listed objects. Raises KernelError.
+
+        If the objects change meanwhile (NLM_F_DUMP_INTR), repeats the dump. If they keep changing,
+        the KernelError is EINTR.
+        """
         dump_request = replace(request, flags=request.flags & ~NLM_F_ACK | NLM_F_DUMP)
         for _ in range(_DUMP_ATTEMPTS):
             self._interrupted = False
@@ -179,8 +184,11 @@ class NetlinkSocket:
         self, begin: bytes, requests: tuple[NetlinkRequest, ...], end: bytes
     ) -> list[KernelError | None]:
         """Send an nfnetlink transaction: `requests` between the messages `begin` and `end`. Returns
-        for each request its error, or None. The kernel undoes the whole transaction if one request
-        fails. Raises KernelError if the kernel rejects the transaction as a whole."""
+        for each request its error, or None. Raises KernelError if the kernel rejects the
+        transaction as a whole.
+
+        If one request fails, the kernel undoes the whole transaction.
+        """
         first = self._sequence + 1
         self._sequence += len(requests) + 2
         frames = [_HEADER.pack(16 + len(begin), 0x10, NLM_F_REQUEST, first - 1, 0) + begin]
@@ -235,8 +243,8 @@ class HostSocket:
         self._shared: NetlinkSocket | None = None
 
     def keep_open(self) -> None:
-        """Open one socket in the current namespace, which all later calls use. Meant for a process
-        that serves many requests."""
+        """Open one socket in the current namespace, which all later calls use. For a process that
+        serves many requests."""
         self._shared = NetlinkSocket(self._protocol)
 
     @contextmanager
@@ -257,7 +265,7 @@ def _encode(request: NetlinkRequest, sequence: int, flags: int) -> bytes:
 
 def _error(request: NetlinkRequest, flags: int, body: bytes) -> KernelError | None:
     """Return the error in an answer to `request`, with the kernel's explanation if there is one;
-    None for an acknowledgement. `flags` and `body`: of the answer."""
+    None for an acknowledgement. `flags`, `body`: those of the answer."""
     number = -struct.unpack_from("i", body)[0] if len(body) >= 4 else 0
     if number <= 0:
         return None

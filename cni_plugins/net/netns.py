@@ -61,8 +61,8 @@ def current_id() -> tuple[int, int]:
 
 
 def keep_open() -> None:
-    """Open the current namespace, so that every later `entered` can return to it without opening it
-    again. Meant for a process that serves many requests."""
+    """Open the current namespace, so that `entered` need not open it each time to return to it. For
+    a process that serves many requests."""
     global _kept_netns
     _kept_netns = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 
@@ -88,7 +88,9 @@ def write_sysctl(name: str, value: str) -> bool:
     """Set the sysctl `name`, such as `net/ipv4/ip_forward`, in the current namespace. Does not
     write a value that is set already.
 
-    Returns False if the kernel has no such sysctl, such as with IPv6 disabled. Raises OSError."""
+    Returns False if the kernel has no such sysctl, for example because IPv6 is disabled. Raises
+    OSError.
+    """
     # /proc/sys/net shows the namespace of the thread that opens the file.
     path = f"/proc/sys/{name}"
     try:

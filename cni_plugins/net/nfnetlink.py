@@ -41,11 +41,14 @@ _AGREE_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of the set or map `set_name`. A map's value is `data` or, in a verdict map, a jump
-    to `chain`.
+    """An element of the set or map `set_name`.
 
-    In a concatenated key or value, each field is padded to four bytes; numbers are in network
-    order. `nft` shows `comment`."""
+    - `key`, `data`: in a concatenation each field is padded to four bytes; numbers are in network
+      order
+    - `data`: the value in a map
+    - `chain`: the chain to which the element jumps, in a verdict map
+    - `comment`: a text that `nft` shows
+    """
 
     set_name: str
     key: bytes
@@ -86,8 +89,8 @@ def change_elements(
 def elements(
     netfilter: NetlinkSocket, table: str, set_name: str, comment: str | None = None
 ) -> list[Element]:
-    """Return the elements of a set, or only those with `comment`; an empty list if the table or the
-    set does not exist. Raises KernelError; its errno is EINTR if the set changes during every
+    """Return the elements of a set; with `comment`, only those with this comment. Empty if the
+    table or the set does not exist. Raises KernelError, with EINTR if the set changes during every
     attempt."""
     request = NetlinkRequest(_GETSETELEM, _address(table, set_name), "NFT_MSG_GETSETELEM", set_name)
     # A set is a hash table that grows in the background. If it grows between two packets of a

@@ -1,5 +1,5 @@
-"""A pod's network namespace during a request. It is entered once to open sockets, which are then
-used from outside.
+"""A pod's network namespace during a request. The process enters it once to open sockets, and then
+uses these from outside.
 
 A socket stays in the namespace in which it was opened. Plugins of one request share one
 `PodNamespace` (`shared_pod`), so that they enter the namespace once.

@@ -57,11 +57,12 @@ _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 25
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A link as the kernel describes it. `master`: the index of its bridge, 0 without one;
-    `forwarding`: whether the bridge forwards packets from this port.
+    """A link as the kernel describes it.
 
-    The kernel reports a new port as forwarding before it has checked the port's carrier. So
-    `forwarding` also requires that the link is operational."""
+    - `master`: the index of its bridge, 0 without one
+    - `forwarding`: the bridge forwards packets from this port, and the link is operational. The
+      kernel reports a new port as forwarding before it has checked the port's carrier.
+    """
 
     index: int
     name: str
@@ -80,7 +81,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class LinkAddress:
-    """An address of the link with the index `index`. `flags`: IFA_F_*; `scope`: RT_SCOPE_*."""
+    """An address of the link with number `index`. `flags`: IFA_F_*; `scope`: RT_SCOPE_*."""
 
     index: int
     address: AddressInNetwork
@@ -105,8 +106,8 @@ def new_veth(
     mtu: int = 0,
     peer_mac: str = "",
 ) -> NetlinkRequest:
-    """Build the request that creates a veth. Its host end is up and a port of the bridge with index
-    `master`; its other end is in the network namespace of the descriptor `peer_netns`."""
+    """Build the request that creates a veth. Its host end is up and is a port of the bridge with
+    index `master`. Its other end is in the network namespace of the descriptor `peer_netns`."""
     # The default is a queue for each possible processor, on both ends (veth_get_num_queues,
     # drivers/net/veth.c), which takes memory for each pod.
     queues = attribute(_IFLA_TXQ, 1) + attribute(_IFLA_RXQ, 1)
@@ -161,9 +162,12 @@ def set_link(
     hairpin: bool | None = None,
     isolated: bool | None = None,
 ) -> NetlinkRequest:
-    """Build the request that changes the link with this `index` or `name`. Sets the bits of `flags`
-    that are in `change`, and an `alias` that is not empty. `hairpin` and `isolated` apply to a
-    bridge's port."""
+    """Build the request that changes the link with this `index` or `name`.
+
+    - `flags`, `change`: set the bits of `flags` that are in `change`
+    - `alias`: empty to leave the alias unchanged
+    - `hairpin`, `isolated`: for a bridge's port; None to leave them unchanged
+    """
     body = _link_header(index=index, flags=flags, change=change)
     body += attribute(_IFLA_IFNAME, name) if name and not index else b""
     body += attribute(_IFLA_IFALIAS, alias.encode()) if alias else b""
@@ -178,7 +182,7 @@ def set_link(
 
 
 def delete_link(name: str) -> NetlinkRequest:
-    """Build the request that deletes a link; for one end of a veth it deletes both ends. The kernel
+    """Build the request that deletes a link. For one end of a veth it deletes both ends. The kernel
     answers after an RCU grace period, 16 to 24 ms."""
     body = _link_header() + attribute(_IFLA_IFNAME, name)
     return NetlinkRequest(_DELLINK, body, "RTM_DELLINK", f"link {name}")
@@ -283,7 +287,7 @@ def addresses(route: NetlinkSocket, index: int) -> list[LinkAddress]:
 
 
 def route_to(route: NetlinkSocket, destination: Address) -> int:
-    """Return the index of the link that packets to `destination` leave by; 0 without a route."""
+    """Return the index of the link by which packets to `destination` leave; 0 without a route."""
     route_message = _lookup(route, destination)
     return _int(attributes(route_message, 12).get(_RTA_OIF)) if route_message else 0
 

@@ -26,9 +26,12 @@ from cni_plugins.skel import CniPlugin, serve
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What ADD installs for an attachment. `elements`: elements of the nftables maps; `subnets`:
-    the subnets whose chains the elements jump to; `from_loopback`: the pod's IPv4 addresses that
-    clients on 127.0.0.1 may reach."""
+    """What ADD installs for an attachment.
+
+    - `elements`: elements of the nftables maps
+    - `subnets`: the subnets to whose chains the elements jump
+    - `from_loopback`: the pod's IPv4 addresses that clients on 127.0.0.1 may reach
+    """
 
     elements: tuple[Element, ...]
     subnets: frozenset[Network]
@@ -90,8 +93,7 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
     """Return what ADD installs for the configuration and the result `previous`. Raises CniError for
-    an invalid configuration, or if a port is to be forwarded and `previous` has no address of the
-    pod."""
+    an invalid configuration, and for a port to forward if `previous` has no address of the pod."""
     options = settings.parse(config)
     pods = _pod_addresses(call, previous) if options.mappings else {}
     elements: list[Element] = []
@@ -161,7 +163,7 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
 
 
 def _drop_udp_flows(elements: Iterable[Element]) -> None:
-    """Delete the UDP flows of changed ports. conntrack would keep sending their packets to the
+    """Delete the UDP flows of changed ports. Otherwise conntrack would send their packets to the
     previous destination."""
     # Each packet of a UDP client renews its flow (nf_conntrack_udp_timeout, 30 s by default), and
     # the nat chains see only the first one. A TCP flow ends with its connection.

@@ -16,8 +16,8 @@ _MAPPINGS_LIMIT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """A host port to forward. `versions`: the IP versions for which it is forwarded; `host_address`
-    None: all addresses of the host."""
+    """A host port to forward. `versions`: the IP versions for which it is forwarded;
+    `host_address`: None for all addresses of the host."""
 
     protocol: str
     host_port: int
@@ -37,8 +37,12 @@ class PortmapSettings:
 
 
 def parse(config: PluginConfig) -> PortmapSettings:
-    """Parse the options. Raises CniError UNSUPPORTED_FIELD for an option that only the reference
-    plugin has, IMPOSSIBLE for the hostIP ::1, INVALID_CONFIG for any other invalid value."""
+    """Parse the options. Raises CniError:
+
+    - UNSUPPORTED_FIELD for an option that only the reference plugin has
+    - IMPOSSIBLE for the hostIP ::1
+    - INVALID_CONFIG for any other invalid value
+    """
     for key in _UNSUPPORTED:
         if config.raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this portmap plugin")

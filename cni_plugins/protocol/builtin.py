@@ -1,4 +1,4 @@
-"""Writes and recognises the executables of pyrunc's own plugins.
+"""Writes and recognises the executables of pyrunc's plugins.
 
 An executable is a Python script with a fixed import path. It ignores environment and user site (-I)
 and site-packages hooks (-S). The server recognises it by the mark in its second line and runs the

@@ -30,8 +30,12 @@ _ARGUMENT_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class CniCall:
-    """A request to a plugin. `netns` is empty if the namespace is gone (DEL) or the command does
-    not use it. `arguments`: the pairs in CNI_ARGS; `path`: the folders in CNI_PATH."""
+    """A request to a plugin.
+
+    - `netns`: empty if the namespace is gone (DEL) or the command does not use it
+    - `arguments`: the pairs in CNI_ARGS
+    - `path`: the folders in CNI_PATH
+    """
 
     command: str
     container_id: str = ""
@@ -70,8 +74,8 @@ class CniCall:
         )
 
     def environment(self) -> dict[str, str]:
-        """Return the environment that passes this request to a plugin, without the variables of
-        this process. Raises CniError if CNI_ARGS cannot contain one of `arguments`."""
+        """Return the environment variables that pass this request to a plugin. Raises CniError if
+        CNI_ARGS cannot contain one of `arguments`."""
         return {
             "CNI_COMMAND": self.command,
             _CONTAINER: self.container_id,
@@ -103,7 +107,7 @@ def parse_arguments(text: str) -> tuple[tuple[str, str], ...]:
 
 def format_arguments(pairs: tuple[tuple[str, str], ...]) -> str:
     """Encode pairs as CNI_ARGS, `KEY=value;KEY=value`. Raises CniError for a value with `;` or `=`,
-    which the format cannot escape, and for an invalid or too long key or value."""
+    which cannot be escaped, and for an invalid or too long key or value."""
     for key, value in pairs:
         if not _ARGUMENT_KEY.match(key):
             raise CniError(INVALID_ENVIRONMENT, f"CNI_ARGS: {key[:60]!r} is not a key")

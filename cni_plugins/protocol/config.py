@@ -1,9 +1,9 @@
 """CNI configurations: the network list that an administrator writes, and the input of each plugin
 in it.
 
-A runtime parses a list with `parse_list_object` and builds each plugin's input with `plugin_input`.
-A plugin parses its input with `PluginConfig.parse`. Unknown keys are kept, because they belong to
-the plugin.
+A runtime parses a list by `parse_list_object` and builds each plugin's input by `plugin_input`. A
+plugin parses its input by `PluginConfig.parse`. Unknown keys are kept, because they belong to the
+plugin.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ _OTHER_ATTACHMENTS = "cni.dev/attachments"
 
 @dataclass(frozen=True, slots=True)
 class PluginConfig:
-    """A plugin's input. `raw`: the whole JSON object; `kind`: its key `type`.
+    """A plugin's input.
 
-    `previous`: the result of an earlier plugin that ran in this process, or None. If it is set, it
-    replaces `prevResult` in `raw`."""
+    - `kind`: the key `type`
+    - `raw`: the whole JSON object
+    - `previous`: the result of an earlier plugin that ran in this process, or None. It replaces
+      `prevResult` in `raw`.
+    """
 
     name: str
     cni_version: str
@@ -53,9 +56,11 @@ class PluginConfig:
         return cls(name=name, cni_version=cni_version, kind=kind, raw=value)
 
     def previous_result(self) -> Result | None:
-        """Return prevResult: for ADD the result of the previous plugin, for other commands the
-        result of ADD. Return None if the input has no prevResult. Raises CniError if it is
-        invalid."""
+        """Return prevResult; None if the input has none. Raises CniError if it is invalid.
+
+        For ADD, prevResult is the result of the previous plugin. For other commands it is the
+        result of ADD.
+        """
         if self.previous is not None:
             return self.previous
         value = self.raw.get("prevResult")
@@ -130,7 +135,7 @@ class PluginConfig:
 
 @dataclass(frozen=True, slots=True)
 class NetworkList:
-    """A network: its plugins, which run in order for ADD and in reverse order for DEL."""
+    """A network. Its plugins run in order for ADD and in reverse order for DEL."""
 
     name: str
     cni_version: str
@@ -190,7 +195,8 @@ def plugin_input(
     "Deriving request configuration").
 
     `capabilities`: the values of all capabilities that the runtime offers. The plugin's
-    `runtimeConfig` has only those that the plugin's own `capabilities` enable."""
+    `runtimeConfig` gets only those that its `capabilities` enable.
+    """
     # `capabilities` is for the runtime and not passed on; the other two are added by the runtime
     # (spec, section 4). A file's prevResult would be another pod's.
     value = {

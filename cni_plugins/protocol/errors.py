@@ -34,8 +34,11 @@ DAMAGED = 120
 
 
 class CniError(Error):
-    """An error that a plugin reports. `code`: CNI's number, one of this module's constants or
-    another plugin's; `details`: a longer explanation."""
+    """An error that a plugin reports.
+
+    - `code`: CNI's number: one of this module's constants, or another plugin's
+    - `details`: a longer explanation
+    """
 
     kind = "peer"
 

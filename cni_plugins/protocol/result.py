@@ -1,8 +1,8 @@
 """A plugin's result: interfaces, addresses, routes and dns, in every version of the specification.
 
-Only the version, the lists, and the addresses of the pod's interface are checked. The rest is
+Only the version, the lists, and the addresses of the pod's interface are checked. All else is
 passed on unchanged to later plugins, DEL and CHECK, because plugins store private data in it. For
-example, the AWS VPC CNI writes "mac": "0", or the VLAN of a branch interface. A plugin that acts on
+example, the AWS VPC CNI writes "mac": "0", or the VLAN of a branch interface. A plugin that uses
 routes, gateways and dns parses the result with `strict`.
 
 A parsed result has the form of the newest version. `to_json` converts it to the form of the
@@ -44,10 +44,11 @@ _ROUTE_NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A link that a plugin created or changed. `sandbox` is the path of its network namespace,
-    empty for a link on the host.
+    """A link that a plugin created or changed. `sandbox`: the path of its network namespace, empty
+    for a link on the host.
 
-    A JSON field of a wrong type is empty here, and unchanged in `Result.raw`."""
+    A JSON field of a wrong type is empty here; `Result.raw` has it unchanged.
+    """
 
     name: str
     mac: str = ""
@@ -59,8 +60,8 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class AssignedAddress:
-    """An address with its prefix length. `interface` is an index into the result's interfaces; None
-    if the address names no interface."""
+    """An address with its prefix length. `interface`: index into the result's interfaces; None if
+    the address names no interface."""
 
     address: AddressInNetwork
     gateway: Address | None = None
@@ -104,7 +105,8 @@ class Result:
     returned them.
 
     `raw`: the JSON object from which the result was parsed, or None. If the requested version has
-    the same form, `to_json` returns `raw` with this version, so that unknown keys are kept."""
+    the same form, `to_json` returns `raw` with this version, so that unknown keys are kept.
+    """
 
     interfaces: tuple[Interface, ...] = ()
     ips: tuple[AssignedAddress, ...] = ()
@@ -115,11 +117,14 @@ class Result:
 
     @classmethod
     def from_json(cls, value: object, *, default_version: str, strict: bool = False) -> Result:
-        """Parse a result of any supported version. `default_version`: the configuration's version,
-        for a result that names no version, as in libcni.
+        """Parse a result of any supported version. Raises CniError INCOMPATIBLE_VERSION or
+        DECODING_FAILURE.
 
-        `strict`: reject invalid addresses, gateways, routes and dns entries, instead of passing
-        them on. Raises CniError INCOMPATIBLE_VERSION or DECODING_FAILURE."""
+        - `default_version`: the configuration's version, for a result that names no version, as in
+          libcni
+        - `strict`: reject invalid addresses, gateways, routes and dns entries. Without `strict`
+          they are passed on.
+        """
         raw = _object(value, "the result")
         # weave writes no version.
         result_version = raw.get("cniVersion") or default_version
@@ -159,7 +164,8 @@ class Result:
         return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
     def with_path(self, before: str, after: str) -> Result:
-        """Return a copy in which the sandbox path `before` of interfaces is replaced by `after`."""
+        """Return a copy in which the path `after` replaces the sandbox path `before` of
+        interfaces."""
         moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
         raw = self.raw
         if raw is not None and raw.get("interfaces"):
@@ -175,8 +181,9 @@ class Result:
         Raises CniError DECODING_FAILURE if one of them is invalid.
 
         The pod's interface is `ifname` in the sandbox `netns`. If this interface has no address,
-        the sandbox is ignored. If `ifname` has no address in any sandbox, all interfaces in
-        `netns` count as the pod's."""
+        the sandbox is ignored. If `ifname` has no address in any sandbox, all interfaces in `netns`
+        count as the pod's.
+        """
         # kindnet and OVN name no sandbox, other plugins name the container id as the sandbox, and
         # kube-ovn gives the interface another name. containerd ignores the sandbox, too.
         inside = {
@@ -287,8 +294,8 @@ def _single_addresses_json(result: Result) -> dict[str, Any]:
 
 
 def dns_from_json(value: object) -> Dns:
-    """Parse a `dns` object. Raises CniError DECODING_FAILURE, also for a word that would break a
-    resolv.conf."""
+    """Parse a `dns` object. Raises CniError DECODING_FAILURE. A word that would break a resolv.conf
+    is an error, too."""
     if value is None:
         return Dns()
     raw = _object(value, "dns")

@@ -1,12 +1,11 @@
 """The supported versions of the CNI specification, and what each version changed.
 
-
 0.1.0, 0.2.0  results have one address of each family, in ip4 and ip6, and no interfaces
 0.3.0, 0.3.1  results have lists of interfaces and ips; every ip has "version": "4" or "6"
 0.4.0         adds CHECK; DEL also gets prevResult
 1.0.0         ips have no "version"; a network's configuration is always a list of plugins
-1.1.0         adds STATUS and GC; interfaces have mtu, socketPath, pciID; routes have mtu, advmss,
-              priority, table, scope
+1.1.0         adds STATUS and GC; interfaces have mtu, socketPath, pciID; routes have mtu,
+              advmss, priority, table, scope
 """
 
 from __future__ import annotations

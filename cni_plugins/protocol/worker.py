@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 
 class Chain(Request):
-    """A request to run pyrunc's plugins in the order of `inputs`; answered by an `Answer`.
+    """A request to run pyrunc's plugins in the order of `inputs`. Each plugin gets the result of
+    the previous plugin. The answer is an `Answer`.
 
-    Each plugin gets the result of the previous plugin.
-
-    - `environment`: CNI's variables.
-    - `loopback`: set `lo` up before an ADD.
-    - `previous`: the result that the first plugin gets.
+    - `environment`: CNI's variables
+    - `loopback`: set `lo` up before an ADD
+    - `previous`: the result that the first plugin gets
     """
 
     call = "chain"
@@ -43,7 +42,7 @@ class RestoredAttachment(Record):
 
 
 class Restore(Request):
-    """A request to restore the nftables rules of live attachments; answered by an `Answer`."""
+    """A request to restore the nftables rules of live attachments. The answer is an `Answer`."""
 
     call = "restore"
     attachments: Sequence[RestoredAttachment]
@@ -74,8 +73,8 @@ class Answer(Record):
 
 
 class ExecutePlugin(Record):
-    """The arguments of `jobs.execute`: the path of a plugin that is not pyrunc's, and its whole
-    environment."""
+    """The arguments of `jobs.execute`. `program`: the path of a plugin that is not pyrunc's;
+    `environment`: the plugin's whole environment."""
 
     program: AbsolutePath
     environment: dict[str, str]
