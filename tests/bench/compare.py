@@ -105,8 +105,9 @@ def _options() -> argparse.Namespace:
 
 
 def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> None:
-    """Run a warm-up of each server, then rounds in turn; then one server after the other idle,
-    with resting pods, and with pods that log."""
+    """Measure the servers: a warm-up of each, then `rounds` rounds of `pods` pods in turns,
+    `parallel` pods at a time. If `parallel` is 1, then measure all servers at the same time without
+    pods and with quiet pods, and in turns with a pod that logs."""
     for bench in benches:
         bench.round(f"warm{parallel}-{os.getpid()}", 2, 1)
         bench.forget()

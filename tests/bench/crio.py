@@ -25,10 +25,10 @@ CRUNS_DEFAULT = Path("/run/crun")
 class Crio:
     """Runs CRI-O under `folder`; `socket` answers CRI after `start`.
 
-    crun refuses a host that has both cgroup trees, so there all of CRI-O runs in a mount namespace
-    without the v2 tree, on cgroup v1. Controllers of the v2 tree are off in its /proc/cgroups,
-    because CRI-O would have crun set kubelet's limits of huge pages. A sleeping process holds this
-    namespace open.
+    crun does not work on a host that has both cgroup trees. There CRI-O, with all its processes,
+    runs on cgroup v1, in a mount namespace without the v2 tree. In this namespace /proc/cgroups
+    shows the v2 controllers as off, because otherwise CRI-O has crun set kubelet's limits of huge
+    pages. A sleeping process holds the namespace open.
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:

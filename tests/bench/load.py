@@ -171,8 +171,8 @@ class Bench:
     def measure(self) -> None:
         """Make the statistics calls that kubelet makes every ten seconds.
 
-        containerd answers an error for a pod without a cgroup, as on a host without cgroups for
-        pods: then there is no sample.
+        For a pod without a cgroup, as on a host without cgroups for pods, containerd answers with
+        an error. This call then gives no sample.
         """
         runtime = self.client.runtime
         self._timed(

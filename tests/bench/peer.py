@@ -23,8 +23,9 @@ class Containerd:
     def __init__(
         self, folder: Path, namespace: str, plugins: Path | None = None, mounts: str = ""
     ) -> None:
-        """Take the names; `plugins` is a folder of CNI plugins that replaces the reference ones,
-        `mounts` the file of a mount namespace to run in."""
+        """`namespace`: the network namespace in which containerd runs. `plugins`: a folder of CNI
+        plugins to use instead of the reference plugins. `mounts`: the file of a mount namespace in
+        which containerd runs; "": the present one."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "containerd.sock"
         self.program = Program("containerd", folder)
@@ -101,8 +102,9 @@ state = "{self.folder}/state"
 
 
 def enter(namespace: str, mounts: str) -> list[str]:
-    """Return the words before a command that runs in the network namespace `namespace`, and in the
-    mount namespace of the file `mounts` if there is one.
+    """Return the first words of a command line, which run the command after them in the network
+    namespace `namespace` and in the mount namespace of the file `mounts`. "": in the present
+    namespace.
 
     nsenter leaves /sys unchanged; `ip netns exec` would replace it.
     """

@@ -208,9 +208,11 @@ def measure(all_sides: list[Side], options: argparse.Namespace, contents: Sequen
 
 
 def share(all_sides: list[Side], containers: int) -> None:
-    """Measure the page cache with many containers of one image that all read the whole image.
+    """Measure the page cache that many containers of one image use, each of which reads the whole
+    image.
 
-    A container shares the pages that are in memory before it has read anything.
+    Pages that are in memory before a container has read anything are not counted for it, because it
+    shares them with the containers before.
     """
     for side in all_sides:
         side.pull("bench:1", "shared")

@@ -27,10 +27,12 @@ IMAGE = "docker.io/library/busybox:latest"
 
 @dataclass(frozen=True)
 class Server:
-    """A running server: its name in tables, its socket, its images' folder, and a function that
-    starts it again.
+    """A running server.
 
-    `runtime` is the version of its OCI runtime, where that is another program.
+    - `name`: its name in tables.
+    - `runtime`: name and version of its OCI runtime; "" for pyrunc's.
+    - `store`: the folder of its images.
+    - `launch`: starts the server again.
     """
 
     name: str
@@ -107,10 +109,8 @@ TWO, ALL = ("containerd", "pyrunc"), ("containerd", "crio", "pyrunc")
 
 @contextlib.contextmanager
 def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
-    """Start these servers, ours last; images on the present disk, state on a tmpfs, as on /run.
-
-    They end when this program gets a signal, too.
-    """
+    """Start the servers `kinds` in this order; stop them after the `with` block, also when this
+    process gets a signal. Images are on the disk of `folder`, state is on a tmpfs, as in /run."""
     clean_up_on_signals()
     with contextlib.ExitStack() as stack:
         servers = []

@@ -78,8 +78,12 @@ class Authority:
         )
 
     def sign_for_cluster(self, names: Iterable[str], nodes: Iterable[str]) -> None:
-        """Sign the certificates of a cluster: of the API server, which is also called `names`, of
-        its client role for API servers that extend it, of the administrator and of each of `nodes`.
+        """Sign the certificates of a cluster:
+
+        - apiserver: the API server's, also valid for `names`.
+        - front-proxy: the API server's client certificate for API servers that extend it.
+        - admin: the administrator's.
+        - each of `nodes`: the kubelet's client certificate.
         """
         self.sign("apiserver", "/CN=kube-apiserver", names)
         self.sign("front-proxy", "/CN=front-proxy")

@@ -70,10 +70,10 @@ NEEDS: tuple[tuple[str, str], ...] = (
 
 
 def make_for(paths: Iterable[Path], say: Callable[[str], None]) -> None:
-    """Make the builds that the test files `paths` need, each once; `say` gets the name of a slow
-    build.
+    """Make the builds that the test files `paths` need, each once; call `say` with the name of a
+    slow build.
 
-    Workers of a run that come at the same time wait for the first.
+    If several workers of a test run call this, one builds and the others wait for it.
     """
     names = {str(path.relative_to(TESTS)) for path in paths if path.is_relative_to(TESTS)}
     needed = [build for start, build in NEEDS if any(path.startswith(start) for path in names)]

@@ -45,10 +45,15 @@ USER, PASSWORD = "puller", "s3cret-of-the-test"
 
 
 class Cluster(Kubectl):
-    """The control plane and `nodes` nodes; the first one is `node` and runs the control plane.
+    """A cluster: a control plane, and nodes in network namespaces. The first node, `node`, also
+    runs the control plane.
 
-    `folder` holds all files; `kubeconfig` is usable from outside the nodes. A single node shares
-    this machine's mounts. `kinds`: the nodes' classes, where their servers are not pyrunc's."""
+    - `folder`: the folder of all files.
+    - `nodes`: the number of nodes. A single node shares this machine's mounts.
+    - `kinds`: the class of each node instead of `nodes`, for nodes with other servers than
+      pyrunc's.
+    - `kubeconfig`: works outside the nodes, too.
+    """
 
     def __init__(
         self,
@@ -76,10 +81,11 @@ class Cluster(Kubectl):
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the cluster; return when the nodes are Ready, or only lack the network when
-        `network` is empty.
+        """Start the cluster; return when the nodes are Ready. With an empty `network` the nodes
+        cannot become Ready, so return when only their network is missing.
 
-        By default pods are on a bridge with the pod CIDRs from kubelet.
+        `network`: the CNI configuration of the nodes; None: a bridge with the pod CIDRs from
+        kubelet.
         """
         self.bin = toolchain.kubernetes()
         self._make_nodes()

@@ -31,7 +31,8 @@ POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:
     """Return the network of a single node: a bridge that no other node reaches. Without `subnets`
-    it takes kubelet's pod CIDRs. The default is IPv4 only, like the peer of the benchmarks."""
+    the bridge gets kubelet's pod CIDRs. The default is IPv4 only, as for the other servers in
+    benchmarks."""
     ranges = [[{"subnet": subnet}] for subnet in subnets]
     ipam = {"type": "host-local", "dataDir": str(leases), **({"ranges": ranges} if ranges else {})}
     bridge = {
@@ -84,13 +85,17 @@ class Switch:
 
 
 class Node:
-    """Node `number` of its cluster, 1 is the first. `name` is that of its network namespace, `host`
-    what Kubernetes calls it.
+    """A node of a cluster, in namespaces.
 
-    A hybrid host has no controllers in its v2 tree, so a missing one is a warning there; in the
-    guest it is an error. `pods_group` is the cgroup of pods for which kubelet names none; it goes
-    when the node is stopped. Empty: the server's own. With `own_network` the folders of CNI are the
-    node's; else they are where the server's configuration says.
+    - `number`: 1 for the first node.
+    - `name`: the name of the node's network namespace.
+    - `host`: the node's name in Kubernetes.
+    - `missing_controllers`: the setting of this name. A missing controller is a warning on a hybrid
+      host, which has none in its v2 tree, and an error in a guest.
+    - `pods_group`: the cgroup of pods for which kubelet names no cgroup, removed when the node is
+      stopped; "": the server's default.
+    - `own_network`: use folders of CNI that belong to the node; otherwise those in the server's
+      configuration.
     """
 
     cgroup_driver = "cgroupfs"
@@ -192,9 +197,9 @@ class Node:
     def launch_server(
         self, boot_id: str = "", environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start `pyrunc-cri serve` without waiting. With `boot_id` the server sees another boot of
-        the machine: it runs in a mount namespace where the kernel's file has that content.
-        `environment` is added to the test's."""
+        """Start `pyrunc-cri serve` without waiting. With `boot_id` the server believes that the
+        machine has booted again: it runs in a mount namespace in which the kernel's file has this
+        boot id. `environment` is added to the test's environment."""
         command = [
             *installed("pyrunc-cri"),
             "serve",
@@ -319,9 +324,9 @@ class Node:
         )
 
     def _kubelet_configuration(self, pki: Path) -> dict[str, object]:
-        """cgroupsPerQOS needs controllers in the v2 tree, which a hybrid host keeps on v1. Each
-        node has its own folder of logs: a kubelet removes those of pods that it does not know.
-        """
+        """Return the kubelet's configuration. cgroupsPerQOS is off, because it needs controllers in
+        the v2 tree, which a hybrid host keeps on v1. Each node has its own folder of logs, because
+        a kubelet removes the logs of pods that it does not know."""
         return {
             "kind": "KubeletConfiguration",
             "apiVersion": "kubelet.config.k8s.io/v1beta1",

@@ -38,9 +38,10 @@ def peer() -> Path:
 
 
 def _build(out: Path) -> None:
-    """Compile CRI-O and its program that pins namespaces, which is C, in a copy of the module.
+    """Compile CRI-O, and pinns, its C program that pins namespaces.
 
-    Its go.sum has checksums of modules that the checksum database does not serve.
+    The build is in a copy of the module, because its go.sum has checksums of modules that the
+    checksum database does not serve.
     """
     source = toolchain.cache() / "src" / f"crio-{VERSION}"
     source.mkdir(parents=True, exist_ok=True)
@@ -54,9 +55,11 @@ def _build(out: Path) -> None:
 
 
 def _unpack(out: Path) -> None:
-    """Put crun and conmon into `out` with the loader and libraries of their own Debian.
+    """Put crun and conmon into `out` with the loader and libraries of the Debian release that they
+    come from.
 
-    The programs name that loader by its path, as /proc/self/exe must be crun itself.
+    Each executable gets the loader's path as its interpreter, so that /proc/self/exe is crun itself
+    and not the loader.
     """
     system = out / "debian"
     system.mkdir(exist_ok=True)

@@ -22,10 +22,10 @@ def suite() -> str:
 
 
 def unpacked(packages: str, release: str = "") -> bytes:
-    """Return a layer with the files of `packages` (commas between) and of their dependencies,
-    unpacked but not configured: their scripts need a whole system.
+    """Return a layer with the files of `packages` (separated by commas) and of their dependencies.
+    The packages are unpacked but not configured, because their scripts need a whole system.
 
-    `release` is their Debian, by default this machine's.
+    `release`: the packages' Debian release; "": this machine's.
     """
     with tempfile.NamedTemporaryFile(suffix=".tar") as out:
         command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}"]
@@ -48,7 +48,7 @@ def upstream_source(package: str, folder: Path) -> Path:
     """Download the upstream tarball of Debian's source package `package`, without Debian's changes,
     to `folder`; return its path.
 
-    It uses the machine's mirrors and keys; the machine's package lists stay as they are.
+    Uses the machine's mirrors and keys, but does not change the machine's package lists.
     """
     release = suite()
     lists = folder / "lists"

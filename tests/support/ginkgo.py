@@ -23,10 +23,10 @@ def run(
     timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> int | None:
-    """Run ginkgo and write `log`, in whose folder it works; return the exit code, or None after the
-    timeout.
+    """Run ginkgo in the folder of the file `log`, and write its output to `log`. Return the exit
+    code; None after the timeout.
 
-    The programs that ginkgo starts end with it, also when the caller is ended early.
+    Then kill all processes that ginkgo has started, also when an exception ends the wait.
     """
     with open(log, "wb") as output:
         child = subprocess.Popen(

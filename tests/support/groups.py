@@ -17,8 +17,8 @@ REMOVE_TIMEOUT_S = 20.0
 
 @contextmanager
 def own_group(name: str) -> Iterator[Path]:
-    """Make a new group of the v2 tree with an empty group `own` below; both are removed at the
-    end with all groups below, which must be empty."""
+    """Make a new cgroup in the v2 tree, with an empty cgroup `own` in it; yield its path. After the
+    `with` block remove both and all cgroups below, which must have no processes."""
     group = Path(ledger.cgroup_root(), session.name(name))
     (group / "own").mkdir(parents=True)
     try:

@@ -33,10 +33,10 @@ class GrowsTooFast(AssertionError):
 def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 << 14) -> None:
     """Fail unless the work on an input of twice the size is less than `FACTOR_LIMIT` times as much.
 
-    `prepare(size)` builds an input and returns the work on it, which is done once. The measurement
-    begins with `size`. `largest` is the size beyond which the parser refuses the input, or beyond
-    which it takes more than 16 MiB: from 32 MiB on glibc gives memory back at once, and each piece
-    of work begins with page faults.
+    - `prepare(size)`: builds an input and returns the work on it, which is done once.
+    - `size`: the size at which the measurement begins.
+    - `largest`: the size above which the parser refuses the input or needs more than 16 MiB. From
+      32 MiB on glibc returns memory at once, so that each piece of work begins with page faults.
     """
     small = _cpu_s(prepare(size))
     while small < MEASURABLE_S and size * 4 <= largest:

@@ -246,11 +246,11 @@ def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
 
 
 def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Path) -> None:
-    """Put the files of another architecture's packages over those of the same packages here.
+    """Replace the packages' files in `root` by those of the same packages for another architecture.
 
-    The results of the packages' scripts (users, units, alternatives, bytecode) are the same for all
-    architectures; an emulator would need half an hour to run them. dpkg's records are those of this
-    machine's architecture: no package can be installed in such a guest.
+    The packages' scripts have the same results (users, units, alternatives, bytecode) on all
+    architectures, and would take half an hour in an emulator. dpkg's records stay those of this
+    machine's architecture, so no package can be installed in such a guest.
     """
     architecture = variant.architecture
     packages = ["?essential", "~prequired", *variant.all_packages(architecture)]
@@ -452,9 +452,10 @@ class Guest:
     ) -> None:
         """Take the settings of a guest.
 
-        `port` is ssh's on this side (0: a free one); `disks` are read-only in the guest, as
-        /dev/vdb, /dev/vdc, …; `forward` maps ports of 127.0.0.1 here to the guest's ports;
-        `services` maps ports of SERVICES in the guest to ports of 127.0.0.1 here.
+        - `port`: the port of 127.0.0.1 for the guest's ssh; 0: a free one.
+        - `disks`: read-only disks, /dev/vdb, /dev/vdc and so on in the guest.
+        - `forward`: the guest's port for each port of 127.0.0.1 here.
+        - `services`: the port of 127.0.0.1 here for each port of the address SERVICES in the guest.
         """
         self.disk = build(suite, variant)
         self.port = port or free_port()

@@ -40,9 +40,9 @@ class GuestControlPlane:
     ) -> None:
         """Take the settings.
 
-        `joining`: nodes are added by `kubeadm join`, so the test has no certificates of them.
-        `by_name`: kubelets are reached under their nodes' names instead of addresses that only a
-        guest has.
+        - `joining`: nodes are added by `kubeadm join`, so the test has no certificates for them.
+        - `by_name`: the API server connects to kubelets by the names of their nodes, because only a
+          guest has routes to the nodes' addresses.
         """
         self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}

@@ -28,10 +28,11 @@ def provision(
     authority: Path | None = None,
     timeout_s: float = 900,
 ) -> str:
-    """Make the guest a node; return the script's output.
+    """Make the guest a node; return the script's output. The guest must have the disk of
+    `guest_disk.kubernetes()`.
 
-    The guest has the disk of `guest_disk.kubernetes()`. `settings` are the script's variables,
-    `authority` is a folder with ca.crt and ca.key that sign its certificates.
+    - `settings`: the script's variables.
+    - `authority`: a folder with ca.crt and ca.key, which sign the guest's certificates.
     """
     with tempfile.TemporaryDirectory() as folder:
         files = {"wheels": [wheel(Path(folder))], "images": [images.busybox()]}

@@ -38,8 +38,9 @@ def programs() -> Path:
 
 
 def _build(out: Path) -> None:
-    """Build in the module's own folder, without writing to it: its requires and replaces apply only
-    to a main module. Its storage, sqlite, is C."""
+    """Build k3s in the folder of its Go module, because `require` and `replace` in go.mod apply
+    only to the main module. Writes nothing to this folder. The build needs cgo: the storage of k3s,
+    sqlite, is C."""
     folder = toolchain.cache() / "src" / "k3s"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "go.mod").write_text("module k3sbuild\n")

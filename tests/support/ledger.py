@@ -132,10 +132,11 @@ def children() -> dict[str, str]:
 
 
 def own_processes(there: Processes) -> dict[str, str]:
-    """Return this session's other processes, in any cgroup: those with its mark, and their
-    descendants.
+    """Return the other processes of this session, in any cgroup: those whose environment has the
+    session's mark, and their descendants.
 
-    A container's process has its image's environment, so its cgroup or its parents identify it.
+    The environment of a container's process is the image's, without the mark. Such a process is
+    recognized by its cgroup or its parents.
     """
     own = {pid for pid in there if _bears_the_mark(pid)}
     names: dict[str, str] = {}
@@ -227,11 +228,8 @@ def _mark_of(pid: str) -> str:
 
 
 def mounts() -> set[str]:
-    """Return mount points of this mount namespace with type and source.
-
-    Excludes /run/netns itself, which the first `ip netns add` after the boot binds onto itself for
-    good.
-    """
+    """Return the mount points of this mount namespace, with type and source. Leaves out /run/netns,
+    which the first `ip netns add` after a boot mounts on itself and never unmounts."""
     lines = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
@@ -340,8 +338,8 @@ def _children(task: str) -> list[str]:
 
 
 def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
-    """Return whether the process is a shim of the node, which may have been replaced, or a zygote's
-    child for CNI. Without a zygote above it, it is a leak."""
+    """Return whether the process is a shim or a network worker below a zygote. Such a process may
+    stay after a test; without a zygote as its parent it is a leak."""
     process = there[pid]
     above = there.get(process.parent)
     is_supervised = process.name in ("pyrunc-shim", "pyrunc-cni")

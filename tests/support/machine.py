@@ -17,8 +17,9 @@ from tests.support.processes import installed
 class Machine:
     """A machine in namespaces.
 
-    `name` is that of its network namespace and of its pods' cgroup. Files written below the folders
-    `written` are in `folder`; its processes find the programs in `programs` before all others.
+    - `folder`: has the files that are written below the folders `written`.
+    - `name`: the name of its network namespace and of its pods' cgroup.
+    - `programs`: folders that come first in the PATH of its processes.
     """
 
     def __init__(

@@ -28,10 +28,11 @@ class Refused(Exception):
 
 
 class TestPlugin:
-    """Connects to `where` (a path, or a socket) and registers as `index`-`name`; a context manager.
+    """An NRI plugin, as a context manager. It connects to `where` (a path, or a connected socket)
+    and registers as `index`-`name`.
 
-    `handlers`: method -> function, called with the request; it returns the response (None: an empty
-    one) or raises Refused.
+    `handlers`: a function for each method. The function gets the request, and returns the response
+    (None: the default response) or raises Refused.
     """
 
     __test__ = False

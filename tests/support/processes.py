@@ -69,9 +69,9 @@ class Program:
 
 
 def clean_up_on_signals() -> None:
-    """Let SIGINT and SIGTERM end this program by an exception, so that it cleans up.
+    """Make SIGINT and SIGTERM raise an exception, so that this process cleans up before it ends.
 
-    In the background of a shell without job control SIGINT is ignored.
+    This includes SIGINT in background processes, for which a shell without job control ignores it.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))

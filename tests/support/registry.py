@@ -35,14 +35,17 @@ _CHUNK = 64 << 10
 
 @dataclass
 class Fault:
-    """A wrong answer to requests whose `METHOD path` contains a match of `match`, `times` times
-    (None: always).
+    """A wrong answer to requests whose `METHOD path` contains a match of `match`. With `status`,
+    the answer consists of `status`, `headers` and `body`. Otherwise the other fields change the
+    right answer.
 
-    `status` with `headers` and `body` replaces the answer. The others change a right one: `content`
-    (other bytes), `media_type`, `length` (a false Content-Length), `cut_at` (close after so many
-    bytes), `stall_at` (fall silent there), `byte_delay_s` (one byte at a time), `ignore_range`. For
-    a POST or PUT, `stall_at` is silence instead of the answer, and with `byte_delay_s` the answer's
-    head never ends.
+    - `times`: for how many requests; None: always.
+    - `content`, `media_type`: other bytes, another type.
+    - `length`: a false Content-Length; -1: none.
+    - `cut_at`: close the connection after this number of bytes.
+    - `stall_at`: send nothing more after this number of bytes; for POST and PUT, no answer at all.
+    - `byte_delay_s`: send single bytes at this interval; for POST and PUT, a head that never ends.
+    - `ignore_range`: answer with the whole content.
     """
 
     match: str
@@ -71,8 +74,9 @@ class Request:
 class Registry:
     """A registry on 127.0.0.1; a context manager.
 
-    `auth`: (scheme, user, password), scheme `basic` or `bearer` (tokens from `/token`). `tls`:
-    (certificate, key). `requests` has every request so far.
+    - `auth`: (scheme, user, password). The scheme is `basic` or `bearer` (tokens from `/token`).
+    - `tls`: (certificate, key).
+    - `requests`: all requests so far.
     """
 
     def __init__(

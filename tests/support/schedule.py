@@ -30,8 +30,8 @@ def worker(config: Any) -> int:
 
 
 def unit_of(path: str) -> str:
-    """Return the unit of the test at this path (`tests/…`, maybe with `::` and a name), whose tests
-    run in one piece: a name, or the file's path."""
+    """Return the unit of the test at `path` (`tests/…`, with or without `::` and a name). All tests
+    of a unit run in one worker. The unit is GUEST, MACHINE or the file's path."""
     file = path.partition("::")[0]
     below = file.removeprefix("tests/")
     if below.startswith(IN_THE_GUEST):

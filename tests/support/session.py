@@ -19,10 +19,11 @@ _LENGTH = 6  # of the 15 letters that a link's name has
 
 
 def begin(worker: int = 0) -> None:
-    """Mark this process and all processes that it will start; an inherited mark stays.
+    """Put the session's mark into the environment of this process and of all processes that it will
+    start. An inherited mark stays.
 
-    `worker` is the number of a worker, from 1 on: it has a separate mark, derived from the
-    inherited one.
+    `worker`: the number of a worker, from 1 on, which gets a separate mark, derived from the
+    inherited one; 0 if there are no workers.
     """
     session_mark = (
         mark() or "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH - 1)) + _LETTERS[0]

@@ -206,7 +206,7 @@ def e2e() -> Path:
 
 def e2e_helpers() -> Path:
     """Return the folder with `ginkgo`, which runs a suite's specs in parallel, and with the
-    programs of images: `nonewprivs`, and `sample-device-plugin` of the node suite."""
+    programs of two test images: `nonewprivs`, and `sample-device-plugin` of the node suite."""
     out = cache() / "kube" / f"{KUBERNETES}-e2e"
     programs = [
         f"k8s.io/kubernetes/test/images/{name}" for name in ("nonewprivs", "sample-device-plugin")
@@ -247,11 +247,11 @@ def _build_kubernetes(out: Path) -> None:
 
 
 def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -> Path:
-    """Return a module that requires k8s.io/kubernetes for `packages`, by default those of its
-    programs.
+    """Return the folder of a Go module that requires k8s.io/kubernetes for `packages`, by default
+    those of its programs.
 
-    Kubernetes' module replaces its staging modules by folders that the module proxy does not serve;
-    ours requires their releases.
+    The go.mod of Kubernetes replaces staging modules by folders, which the module proxy does not
+    serve. The returned module requires the releases of the staging modules instead.
     """
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
