@@ -163,7 +163,7 @@ class EndKeeper:
 
 
 def is_mounted(folder: Path) -> bool:
-    """Return True if the folder is a mount point."""
+    """Return whether the folder is a mount point."""
     return os.path.realpath(folder) in {mount.path for mount in mount_points()}
 
 

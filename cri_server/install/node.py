@@ -88,7 +88,7 @@ class InstallRequest:
 
 
 def is_packaged() -> bool:
-    """Return True if pyrunc was installed as a Debian package."""
+    """Return whether pyrunc was installed as a Debian package."""
     return os.path.realpath(__file__).startswith(f"{PACKAGE}/")
 
 

@@ -42,7 +42,8 @@ class OciFeatures:
         return features
 
     async def mounts_rro(self, runtime: RuntimeConfig) -> bool:
-        """Whether the runtime supports recursive read-only mounts; this project's runtime does."""
+        """Return whether the runtime supports recursive read-only mounts; this project's runtime
+        does."""
         if not runtime.binary:
             return True
         features = await self._ask(runtime.binary, runtime.arguments)

@@ -225,8 +225,8 @@ async def _stop_idle(shim: ProcessIdentity) -> None:
 
 
 def _waits_for_events(pid: int) -> bool:
-    """Whether the stopped process waits in epoll_wait(2), epoll_pwait(2) or epoll_pwait2(2); also
-    True when the process has ended."""
+    """Return whether the stopped process waits in epoll_wait(2), epoll_pwait(2) or epoll_pwait2(2);
+    also True when the process has ended."""
     numbers = arch().syscalls
     waits = {str(numbers.get(name)) for name in ("epoll_wait", "epoll_pwait", "epoll_pwait2")}
     try:
@@ -237,13 +237,13 @@ def _waits_for_events(pid: int) -> bool:
 
 
 def _is_unreaped(process: ProcessIdentity) -> bool:
-    """Whether the process runs or is a zombie."""
+    """Return whether the process runs or is a zombie."""
     status = stat(process.pid)
     return status is not None and status.start_time == process.start_time
 
 
 def _has_children(process: ProcessIdentity) -> bool:
-    """Whether the process has a child that is no zombie."""
+    """Return whether the process has a child that is no zombie."""
     try:
         with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
             children = [stat(int(pid)) for pid in file.read().split()]

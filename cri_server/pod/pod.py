@@ -164,8 +164,8 @@ class Pod:
         container.has_cgroup = groups.place(container.cgroups_path, container.id).exists()
 
     def is_created(self, container: Container) -> bool:
-        """Whether the container can be started: its shim still has the compiled container, and the
-        cgroup that the shim made for it still exists."""
+        """Return whether the container can be started: its shim still has the compiled container,
+        and the cgroup that the shim made for it still exists."""
         if container.created_in is None or container.created_in != self._sandbox.shim:
             return False
         # An external runtime makes the cgroup at the start, and so does CRIU.

@@ -93,7 +93,8 @@ class ShimProcesses:
     async def end_outdated(self, process: ProcessIdentity) -> bool:
         """End `process`, a shim of another version, and remove its folder. The shim first logs all
         output that it has read. It is killed if it does not know this request or has not ended
-        after `ANSWER_S`. Return False if it continues, because it cannot write a log."""
+        after `ANSWER_S`. Return whether the shim was ended: not if it cannot write a log, because
+        the output would be lost."""
         folder = self._outdated.pop(process, None)
         if folder is not None:
             try:

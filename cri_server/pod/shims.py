@@ -95,7 +95,7 @@ class Shims:
         return None if client is None or client.closed else client
 
     def is_silent(self, sandbox: Sandbox) -> bool:
-        """Whether the pod's shim lives but does not answer."""
+        """Return whether the pod's shim lives but does not answer."""
         return sandbox.id in self._answers
 
     def count(self) -> dict[str, int]:
@@ -116,8 +116,8 @@ class Shims:
         return path
 
     def _has_dropped_pod(self, sandbox: Sandbox) -> bool:
-        """Whether the sandbox's shim has stopped serving this pod. A shim that stops removes its
-        shim.json from the pod's folder."""
+        """Return whether the sandbox's shim has stopped serving this pod. A shim that stops removes
+        its shim.json from the pod's folder."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:

@@ -165,7 +165,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             transport.write(data)
 
     def _is_backlogged(self) -> bool:
-        """Whether the client has to read before it gets another reply."""
+        """Return whether the client has to read before it gets another reply."""
         return self._paused or self._http.queued_bytes + self._unsent_bytes > BACKLOG_BYTES
 
     async def _wait_for_room(self, call: Call) -> None:

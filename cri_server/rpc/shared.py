@@ -35,8 +35,8 @@ class Shared:
         self._warnings: dict[str, tuple[float, int]] = {}
 
     def admit_task(self) -> bool:
-        """Count one more task. Return False, without counting, at the limit of `CALLS_LIMIT`
-        tasks."""
+        """Count one more task, unless `CALLS_LIMIT` tasks are counted. Return whether the task was
+        counted."""
         if self.calls >= CALLS_LIMIT:
             return False
         self.calls += 1
@@ -47,8 +47,8 @@ class Shared:
         self.calls -= 1
 
     def reserve(self, size: int) -> bool:
-        """Reserve `size` bytes for a large request. Return False, without reserving, at the limit
-        of `LARGE_LIMIT_BYTES`."""
+        """Reserve `size` bytes for a large request, unless this would exceed `LARGE_LIMIT_BYTES`.
+        Return whether the bytes were reserved."""
         if self._large_bytes + size > LARGE_LIMIT_BYTES:
             return False
         self._large_bytes += size

@@ -76,7 +76,8 @@ def concern_network(requested: Mapping[str, str]) -> bool:
 
 
 def is_refused(error: KernelError) -> bool:
-    """Whether the kernel refused a sysctl, because it does not exist or the value is invalid."""
+    """Return whether the kernel refused a sysctl, because it does not exist or the value is
+    invalid."""
     return error.call == "sysctl" and error.errno in REFUSED_ERRNOS
 
 

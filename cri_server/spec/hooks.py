@@ -60,7 +60,8 @@ class ConfiguredHook:
     has_bind_mounts: bool | None = None
 
     def is_for(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
-        """Whether the hook applies to a container: it has conditions, and all of them are met."""
+        """Return whether the hook applies to a container: it has conditions, and all of them are
+        met."""
         results: list[bool] = []
         if self.always is not None:
             results.append(self.always)

@@ -106,7 +106,7 @@ def check_user_namespace(options: api.UserNamespace) -> None:
 
 
 def has_user_namespace(options: api.NamespaceOption) -> bool:
-    """Whether the pod has a user namespace."""
+    """Return whether the pod has a user namespace."""
     return options.HasField("userns_options") and options.userns_options.mode == api.POD
 
 

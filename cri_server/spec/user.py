@@ -141,7 +141,7 @@ def _require_id(value: int, what: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """Whether `text` has only digits, so that it is an id and not a name, even if it is too
+    """Return whether `text` has only digits, so that it is an id and not a name, even if it is too
     large."""
     return text.isascii() and text.isdigit()
 

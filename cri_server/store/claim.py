@@ -212,8 +212,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def is_locked(folder: Path) -> bool:
-    """Whether a server uses `folder`. False also if `folder` does not exist. Raises KernelError if
-    the lock file exists but cannot be opened."""
+    """Return whether a server uses `folder`. False also if `folder` does not exist. Raises
+    KernelError if the lock file exists but cannot be opened."""
     try:
         descriptor = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:

@@ -18,7 +18,7 @@ class ProcessIdentity(Record):
     start_time: int
 
     def alive(self) -> bool:
-        """Whether the process runs; a zombie does not."""
+        """Return whether the process runs; a zombie does not."""
         return alive_since(self.pid) == self.start_time
 
 

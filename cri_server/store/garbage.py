@@ -240,7 +240,8 @@ class _GarbageCollector:
         return unfinished_sandboxes(self._services), unfinished_containers(self._services), odd
 
     async def _idle(self) -> bool:
-        """Wait until no operation runs; return False if that takes longer than `PATIENCE_S`."""
+        """Wait until no operation runs, for at most `PATIENCE_S`. Return whether there was such a
+        moment."""
         end_s = time.monotonic() + PATIENCE_S
         while len(self._services.running) or self._services.pending:
             if time.monotonic() > end_s:

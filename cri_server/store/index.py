@@ -130,5 +130,5 @@ def _candidates(table: ObjectTable[Object], reference: str) -> Iterable[Object]:
 
 
 def has_labels(labels: Mapping[str, str], required: Mapping[str, str]) -> bool:
-    """Whether `labels` has every key of `required` with the same value."""
+    """Return whether `labels` has every key of `required` with the same value."""
     return all(key in labels and labels[key] == value for key, value in required.items())

@@ -263,8 +263,8 @@ class Store:
         }
 
     def discard(self, entry: UnusedEntry) -> bool:
-        """Remove `entry`, a result of `unused`. Return False, and keep the file, while a pull may
-        need it. Raises OSError."""
+        """Remove `entry`, a result of `unused`, unless a pull may need it. Return whether the entry
+        was removed. Raises OSError."""
         with self._collecting:
             leased = self._leases.current()
             digest = digest_from_hex(entry.path.name)

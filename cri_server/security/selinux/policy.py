@@ -54,7 +54,7 @@ def probe(root: Path = Path("/")) -> SelinuxPolicy | None:
 
 
 def is_known(context: SelinuxContext, kernel: Path = Path(KERNEL)) -> bool:
-    """Whether the loaded policy accepts the context. Asks the kernel through selinuxfs."""
+    """Return whether the loaded policy accepts the context. Asks the kernel through selinuxfs."""
     try:
         with closing_fd(os.open(kernel / "context", os.O_RDWR | os.O_CLOEXEC)) as descriptor:
             os.write(descriptor, str(context).encode() + b"\0")

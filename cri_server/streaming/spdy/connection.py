@@ -281,7 +281,7 @@ class SpdyConnection:
         return frames.data_head(stream_id, length, fin)
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether either side can still send on the stream."""
+        """Return whether either side can still send on the stream."""
         return stream_id in self._streams
 
     def reset(self, stream_id: int, status: Status) -> None:
@@ -311,7 +311,7 @@ class SpdyConnection:
 
 
 def _is_clients(number: int) -> bool:
-    """Whether the id of a stream or ping is odd, so that it is one of the client's."""
+    """Return whether the id of a stream or ping is odd, so that it is one of the client's."""
     return number % 2 == 1
 
 
