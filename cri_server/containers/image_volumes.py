@@ -98,9 +98,9 @@ def _folders(layers: list[str], sub_path: str) -> list[str]:
 
 
 def _folder_in_layer(layer: str, parts: list[str]) -> tuple[str, bool]:
-    """Return the folder's host path in one layer ("" if the layer does not have the folder), and
-    whether the layer hides the same folder of the layers below. `parts`: the components of the
-    folder's path, without symbolic links."""
+    """Return the folder's host path in one layer ("" if it has no such folder), and whether the
+    layer hides the folders of the layers below. `parts`: the components of the folder's path,
+    without symbolic links."""
     folder = os.open(layer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     hides = False
     try:

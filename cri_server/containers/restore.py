@@ -223,8 +223,9 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]
 
 
 def _set_root_mode(upper: Path, images: Path) -> None:
-    """Give the container's root folder the mode that it had at the checkpoint, because CRIU
-    requires it, and engines use different modes if the image does not define one. Blocks."""
+    """Give the container's root folder the mode that it had at the checkpoint, as CRIU requires.
+    Without this the modes may differ, because engines choose one if the image does not define it.
+    Blocks."""
     with disk_errors("chmod", str(upper)):
         mode = file_images.root_mode(str(images))
         if mode is not None:

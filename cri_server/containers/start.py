@@ -110,9 +110,9 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Return whether a start failed because of the image's files. Such an image has, where the
-    container needs its working directory, a mount or a device, a file of the wrong kind, a loop of
-    links or a name that is too long."""
+    """Return whether a start failed because of a path in the image. The path of the working
+    directory, of a mount or of a device is too long, leads to a file of the wrong kind, or has a
+    loop of links."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",

@@ -93,8 +93,8 @@ def mounts(host: Machine) -> Iterator[CheckResult]:
 
 
 def names(host: Machine) -> Iterator[CheckResult]:
-    """Look in `netns_dir` for network namespaces that are named like a sandbox, although no sandbox
-    with that name has a record, a state folder or a network record."""
+    """Look in `netns_dir` for network namespaces with the name of a sandbox that this server does
+    not have: there is no record, state folder or network record of this name."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
     recorded = {
         *records_in(paths.sandbox_records),

@@ -127,8 +127,7 @@ def build_in(
 ) -> None:
     """Write the index to FILE in the job's folder. `fds`: none for complete tars; for tars that are
     still being written, the pipe of a `Growth` and the tars. `restrict` is called with the folder
-    when all tars are open, and returns the path that the folder has from then on, such as in a new
-    root.
+    when all tars are open. It returns the folder's path from then on, such as in a new root.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """

@@ -302,9 +302,9 @@ def _ranked(index: ImageIndex) -> list[Descriptor]:
 
 
 def foreign_platform(config: ImageConfiguration) -> str:
-    """Return a warning for an image whose configuration names a processor that this machine does
-    not have; "" if the image fits or names none. (It is no error, because the user chose the image
-    by name or digest, and the node may run it through binfmt_misc(5).)
+    """Return a warning if the image's configuration names a processor that this machine does not
+    have, else "". A warning is enough, because the user chose the image by name or digest, and the
+    node may run it through binfmt_misc(5).
 
     Raises NotFound if the configuration names a processor and another operating system than linux.
     """

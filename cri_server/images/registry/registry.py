@@ -401,8 +401,8 @@ class Registry:
         """Send a request without following redirects; return the response. Raises HostUnavailable,
         Unauthorized.
 
-        Logs in when the host requires it, unless `body` is an iterator, which cannot be sent twice:
-        an earlier request must then have logged in.
+        Logs in when the host requires it. An iterator as `body` cannot be sent twice: an earlier
+        request must then have logged in.
         """
 
         def send(login: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
