@@ -235,8 +235,8 @@ class Registry:
     # ---- manifests
 
     def _current_digest(self, host: RegistryHost, reference: Reference) -> str:
-        """Ask the host with a HEAD which digest the reference means now. Return "" when the answer
-        is an error or names no digest, which the specification permits; the caller then sends a
+        """Ask the host with a HEAD which digest the reference means now. Return "" for an error,
+        and for an answer without a digest, which the specification permits. The caller then sends a
         GET.
 
         Raises HostUnavailable (no answer), Unauthorized (no token).

@@ -46,7 +46,7 @@ class Identity(msgspec.Struct, forbid_unknown_fields=True, frozen=True, rename="
 
 class Requirement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
     """A requirement that the policy has for a scope. An image must meet all requirements of its
-    scope. For the type `sigstoreSigned` it needs a signature by any one of the keys."""
+    scope. For the type `sigstoreSigned` the image needs a signature by any one of the keys."""
 
     type: str
     key_path: str = ""
