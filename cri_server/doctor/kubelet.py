@@ -115,7 +115,7 @@ def _unit(host: Machine) -> list[str] | None:
     # A later ExecStart= replaces an earlier one, because drop-ins reset it with an empty one first.
     command, variables = "", dict[str, str]()
     for file in unit_files(host.top, "kubelet.service"):
-        for key, value in service_settings(file.read_text(errors="replace")):
+        for key, value in service_settings(file):
             if key == "ExecStart":
                 command = value
             elif key == "Environment":

@@ -19,13 +19,16 @@ ENDPOINT = "unix:///run/pyrunc/cri.sock"
 
 def drop_in(root: Path) -> str | None:
     """Return the drop-in's text for the machine whose root directory is `root`; None if no unit
-    starts a kubelet. Raises OSError, InvalidSpec (a file of the unit is not UTF-8)."""
+    starts a kubelet. Raises OSError, InvalidSpec (a command that is not UTF-8)."""
     command = ""
     for file in unit_files(root, UNIT):
         if file.name != Path(DROP_IN).name:
-            for key, value in service_settings(_text(file)):
-                # An empty ExecStart= removes earlier ones.
-                command = " ".join(value.split()) if key == "ExecStart" else command
+            for key, value in service_settings(file):
+                if key == "ExecStart":
+                    if "\ufffd" in value:
+                        raise InvalidSpec(str(file), f"not UTF-8: ExecStart={value}")
+                    # An empty ExecStart= removes earlier ones.
+                    command = " ".join(value.split())
     if not command:
         return None
     return (
@@ -37,10 +40,3 @@ def drop_in(root: Path) -> str | None:
         # (systemd.service(5)).
         f"[Service]\nExecStart=\nExecStart={command} --container-runtime-endpoint={ENDPOINT}\n"
     )
-
-
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InvalidSpec(str(file), f"not UTF-8: {error}") from None

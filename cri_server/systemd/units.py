@@ -28,14 +28,31 @@ def unit_files(root: Path, unit: str) -> list[Path]:
     ]
 
 
-def service_settings(text: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) for each assignment in the section [Service] of a unit file's `text`."""
+def service_settings(file: Path) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) for each assignment in the section [Service] of a unit file. A byte that
+    is not UTF-8 becomes U+FFFD. Raises OSError."""
     section = ""
-    for line in text.replace("\\\n", " ").splitlines():
-        line = line.strip()
+    for line in _joined_lines(file.read_text(encoding="utf-8", errors="replace")):
         if line.startswith("["):
             section = line
         elif section == "[Service]":
             key, equals, value = line.partition("=")
             if equals:
                 yield key.rstrip(), value.strip()
+
+
+def _joined_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a unit file, without comments and with continued lines joined. A comment
+    may be between two continued lines, and is never continued itself (systemd.syntax(7))."""
+    parts: list[str] = []
+    for line in text.split("\n"):
+        if line.lstrip().startswith(("#", ";")):
+            continue
+        # Two backslashes at the end are an escaped one.
+        continued = (len(line) - len(line.rstrip("\\"))) % 2
+        parts.append((line[:-1] if continued else line).strip())
+        if not continued:
+            yield " ".join(parts).strip()
+            parts = []
+    if parts:
+        yield " ".join(parts).strip()
