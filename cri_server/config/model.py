@@ -236,14 +236,14 @@ class PodsConfig(ConfigTable):
     unprivileged_ports: Annotated[
         bool,
         explained(
-            "Programs without CAP_NET_BIND_SERVICE may listen on ports below 1024 of their pod's "
+            "Processes without CAP_NET_BIND_SERVICE may listen on ports below 1024 of their pod's "
             "network (net.ipv4.ip_unprivileged_port_start=0)."
         ),
     ] = False
     unprivileged_ping: Annotated[
         bool,
         explained(
-            "Programs without CAP_NET_RAW may ping from their pod's network "
+            "Processes without CAP_NET_RAW may ping from their pod's network "
             "(net.ipv4.ping_group_range), except in pods with a user namespace."
         ),
     ] = False
@@ -404,7 +404,7 @@ class MetricsConfig(ConfigTable):
 
 
 class TimelineConfig(ConfigTable):
-    """The record of each call, which `pyrunc-cri timeline` shows."""
+    """The timeline: the latest calls with the durations of their steps."""
 
     operations: Annotated[
         bool,
@@ -421,9 +421,9 @@ class TracingConfig(ConfigTable):
     endpoint: Annotated[
         str,
         at_restart(
-            "The collector, by OTLP over HTTP: http://HOST:4318 or a whole URL. OpenTelemetry's "
-            "own variables, such as OTEL_EXPORTER_OTLP_HEADERS, apply too. Empty: none. Without "
-            "the Debian package: pip install 'pyrunc[tracing]'."
+            "The collector, by OTLP over HTTP: http://HOST:4318, or a URL with a path. "
+            "OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_HEADERS, apply too. Empty: "
+            "none. Without the Debian package: pip install 'pyrunc[tracing]'."
         ),
     ] = ""
     sampling: Annotated[
@@ -446,7 +446,7 @@ class NriConfig(ConfigTable):
     plugin_dir: Annotated[
         str,
         at_restart(
-            "Plugins that start with the server: programs named INDEX-NAME, such as 10-devices."
+            "Plugins that start with the server: executables named INDEX-NAME, such as 10-devices."
         ),
     ] = "/opt/nri/plugins"
     plugin_config_dir: Annotated[
@@ -511,7 +511,7 @@ class RuntimeConfig(ConfigTable):
             "built-in runtime."
         ),
     ] = ""
-    arguments: Annotated[list[str], explained("Arguments of the program before the command.")] = []
+    arguments: Annotated[list[str], explained("Arguments before the runtime's command.")] = []
     cgroup_writable: Annotated[bool | None, explained("As in [containers].")] = None
     privileged_without_host_devices: Annotated[bool | None, explained("As in [containers].")] = None
     default_capabilities: Annotated[list[str] | None, explained("As in [containers].")] = None
