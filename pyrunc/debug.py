@@ -18,7 +18,7 @@ def listen(listener: Callable[[str], object] | None) -> None:
 
 
 def on() -> bool:
-    """Tell whether there is a listener. Callers check this before they build an expensive
+    """Return whether there is a listener. Callers check this before they build an expensive
     message."""
     return _listener is not None
 

@@ -105,7 +105,7 @@ class Zygote:
 
     @property
     def lost(self) -> bool:
-        """Tell whether the zygote has died and was not replaced yet."""
+        """Return whether the zygote has died and was not replaced yet."""
         return self.pid is None and self._first is not None and self._first.done()
 
     async def fork(

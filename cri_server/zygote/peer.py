@@ -50,7 +50,7 @@ class Peer:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a request waits for its answer."""
+        """Return whether a request waits for its answer."""
         return bool(self._waiting)
 
     def ask(

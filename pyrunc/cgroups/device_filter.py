@@ -47,7 +47,7 @@ class DeviceRule(Value):
 
     @property
     def everything(self) -> bool:
-        """Tell whether the rule matches every access to every device, so that the rules before it
+        """Return whether the rule matches every access to every device, so that the rules before it
         have no effect."""
         return self.kind == 0 and self.major is None and self.minor is None and self.bits == ALL
 

@@ -87,7 +87,7 @@ class Cgroup:
         return os.path.isdir(self.directory)
 
     def may_be_made(self) -> bool:
-        """Tell whether we have the right to make the group: we can write to its nearest existing
+        """Return whether we have the right to make the group: we can write to its nearest existing
         parent."""
         parent = os.path.dirname(self.directory)
         while not os.path.isdir(parent):
@@ -294,12 +294,13 @@ class Cgroup:
         return sorted(pids)
 
     def populated(self) -> bool:
-        """Tell whether any living process is in the group or below. False when the group is
+        """Return whether any living process is in the group or below. False when the group is
         gone."""
         return cgroup.keyed(cgroup.read(self.directory, "cgroup.events")).get("populated") == 1
 
     def frozen(self) -> bool:
-        """Tell whether this group's own cgroup.freeze is set; a frozen ancestor does not count."""
+        """Return whether this group's own cgroup.freeze is set; a frozen ancestor does not
+        count."""
         return (cgroup.read(self.directory, "cgroup.freeze") or "").strip() == "1"
 
     def oom_kills(self) -> int | None:
@@ -387,7 +388,7 @@ class Cgroup:
             os.close(process)
 
     def _contains(self, pid: int) -> bool:
-        """Tell whether the process, or in a threaded group a thread of it, is in the group or
+        """Return whether the process, or in a threaded group a thread of it, is in the group or
         below."""
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
@@ -453,8 +454,8 @@ def _pids_of_threads(threads: str) -> str:
 
 
 def _enables_all_controllers(directory: str) -> bool:
-    """Tell whether the group exists and enables all controllers of the v2 tree for its children. If
-    it does, all groups above it enable them, too."""
+    """Return whether the group exists and enables all controllers of the v2 tree for its children.
+    If it does, all groups above it enable them, too."""
     enabled = (cgroup.read(directory, "cgroup.subtree_control") or "").split()
     return bool(enabled) and set(enabled).issuperset(cgroup.controllers(cgroup.root()))
 

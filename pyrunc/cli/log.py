@@ -73,7 +73,7 @@ class CommandLog:
 
     @property
     def debugs(self) -> bool:
-        """Tell whether debug messages are written."""
+        """Return whether debug messages are written."""
         return self.level <= LEVELS["debug"]
 
     @classmethod

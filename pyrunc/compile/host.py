@@ -93,7 +93,7 @@ def _read(path: str) -> bytes:
 
 
 def _clones_detached(capabilities: int) -> bool:
-    """Tell whether open_tree(2) can clone a detached mount: on Linux 6.15, and on older kernels
+    """Return whether open_tree(2) can clone a detached mount: on Linux 6.15, and on older kernels
     with a backport, which a probe of 130 us detects. False where we may not make mounts."""
     major, minor = os.uname().release.split(".")[:2]
     if major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= DETACHED_SINCE:

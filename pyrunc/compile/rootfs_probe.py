@@ -36,7 +36,7 @@ KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
 def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
-    """Tell whether the mount and `spec` let the container's process make this bind itself. The
+    """Return whether the mount and `spec` let the container's process make this bind itself. The
     caller must check the source, too (`BindSource.is_in_every_namespace`)."""
     if spec.linux.namespace("mount") is None or spec.hooks.create_container:
         return False
@@ -187,7 +187,7 @@ def whole_instances() -> tuple[str, ...]:
 
 
 def has_home(process: Process) -> bool:
-    """Tell whether the last HOME in the environment is not empty."""
+    """Return whether the last HOME in the environment is not empty."""
     last = next(
         (variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME="
     )
@@ -240,8 +240,8 @@ def cgroup_owner(spec: Spec) -> int | None:
 
 
 def keeps_groups(spec: Spec) -> bool:
-    """Tell whether the process keeps the caller's supplementary groups. podman requests this by an
-    annotation of crun (`--group-add keep-groups`)."""
+    """Return whether the process keeps the caller's supplementary groups. podman requests this by
+    an annotation of crun (`--group-add keep-groups`)."""
     return spec.annotations.get(KEEP_GROUPS) == "1"
 
 

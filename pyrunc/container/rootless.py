@@ -133,7 +133,7 @@ def _inner_id(own: int, file: str) -> int | None:
 
 
 def _is_own(entries: Sequence[IdMap], own: int) -> bool:
-    """Tell whether the map has only the user's own id: the only map that a user may write without
+    """Return whether the map has only the user's own id: the only map that a user may write without
     newuidmap (user_namespaces(7))."""
     return [(entry.host_id, entry.size) for entry in entries] == [(own, 1)]
 

@@ -215,7 +215,7 @@ def find(root: str, container_id: str) -> State:
 
 
 def _is_claimed(folder: str) -> bool:
-    """Tell whether the folder has the sticky bit that create's mkdir sets. Such a folder without
+    """Return whether the folder has the sticky bit that create's mkdir sets. Such a folder without
     state.json was left by a killed create."""
     try:
         status = os.lstat(folder)
@@ -225,8 +225,8 @@ def _is_claimed(folder: str) -> bool:
 
 
 def _is_container(folder: str, container_id: str) -> bool:
-    """Tell whether the folder is a container's. A folder with a damaged state.json counts as well,
-    so that it is reported."""
+    """Return whether the folder is a container's. A folder with a damaged state.json counts as
+    well, so that it is reported."""
     try:
         _read(folder, container_id)
     except NotFound:
@@ -293,7 +293,7 @@ class Lock:
 
     @staticmethod
     def is_held(state: State) -> bool:
-        """Tell whether another process holds the lock right now."""
+        """Return whether another process holds the lock right now."""
         try:
             descriptor = os.open(state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -44,7 +44,7 @@ def status(state: State, locked: bool = False) -> str:
 
 
 def alive(pid: int, started: int) -> bool:
-    """Tell whether the process `pid` runs and has the start time `started` (clock ticks since
+    """Return whether the process `pid` runs and has the start time `started` (clock ticks since
     boot). False for a zombie."""
     return pid > 0 and alive_since(pid) == started
 

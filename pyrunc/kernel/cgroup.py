@@ -121,7 +121,7 @@ def write(directory: str, file: str, content: str) -> None:
 
 
 def is_leaf(directory: str) -> bool:
-    """Tell whether the group has no groups below; True when it is gone."""
+    """Return whether the group has no groups below; True when it is gone."""
     try:
         # A directory has two links, and one more for each subdirectory.
         return os.stat(directory).st_nlink <= 2
@@ -142,7 +142,7 @@ def keyed(content: str | None) -> dict[str, int]:
 
 
 def may_move(source: str, target: str) -> bool:
-    """Tell whether we may move a process from the group `source` to the group `target` (paths in
+    """Return whether we may move a process from the group `source` to the group `target` (paths in
     the tree). cgroups(7) requires write access to cgroup.procs of their common ancestor."""
     above = os.path.commonpath([source, target])
     return os.access(f"{root()}{above.rstrip('/')}/cgroup.procs", os.W_OK)
@@ -193,7 +193,7 @@ def make(directory: str) -> bool:
 
 
 def is_ours(directory: str) -> bool:
-    """Tell whether `make` created the group. Only then may an empty parent group be removed."""
+    """Return whether `make` created the group. Only then may an empty parent group be removed."""
     try:
         return os.getxattr(directory, MARK) == b"1"
     except OSError:

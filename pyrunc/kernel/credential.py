@@ -13,12 +13,12 @@ INITIAL_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO, include/linux/proc_ns
 
 
 def in_user_namespace() -> bool:
-    """Tell whether this process is in a user namespace other than the initial one."""
+    """Return whether this process is in a user namespace other than the initial one."""
     return os.stat("/proc/self/ns/user").st_ino != INITIAL_USER_NAMESPACE
 
 
 def is_machine_root() -> bool:
-    """Tell whether this process has the effective uid 0 in the initial user namespace."""
+    """Return whether this process has the effective uid 0 in the initial user namespace."""
     return os.geteuid() == 0 and not in_user_namespace()
 
 

@@ -45,7 +45,7 @@ def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
 
 
 def _is_without_journal(device: int) -> bool:
-    """Tell whether the ext4 on the block device has no journal. Raises OSError if the file system
+    """Return whether the ext4 on the block device has no journal. Raises OSError if the file system
     is not ext4. Source: `journal_task` in sysfs."""
     block = os.path.basename(os.readlink(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
     with open(f"/sys/fs/ext4/{block}/journal_task", encoding="ascii") as file:

@@ -77,7 +77,7 @@ class Routing:
         return index
 
     def has(self, name: str) -> bool:
-        """Tell whether there is a link with that name."""
+        """Return whether there is a link with that name."""
         try:
             self.index(name)
         except KernelError as error:

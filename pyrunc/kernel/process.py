@@ -48,7 +48,7 @@ class Stat:
 
     @property
     def alive(self) -> bool:
-        """Tell whether the process runs. False for a zombie."""
+        """Return whether the process runs. False for a zombie."""
         return self.state not in "ZXx"
 
 

@@ -160,7 +160,7 @@ _supported_flags: dict[int, bool] = {}
 
 
 def knows_flag(flag: int) -> bool:
-    """Tell whether this kernel's seccomp(2) supports the flag."""
+    """Return whether this kernel's seccomp(2) supports the flag."""
     if flag not in _supported_flags:
         # Without a program a supported flag fails with EFAULT, any other flag with EINVAL.
         # That flag alone is EINVAL on every kernel (seccomp_set_mode_filter, kernel/seccomp.c).

@@ -29,7 +29,7 @@ _label: bytes | None = None
 
 
 def is_null(number: int) -> bool:
-    """Tell whether the descriptor `number` is a null device, the host's or a private one."""
+    """Return whether the descriptor `number` is a null device, the host's or a private one."""
     status = os.fstat(number)
     return S_ISCHR(status.st_mode) and status.st_rdev == DEVICE
 

@@ -80,7 +80,7 @@ def join(rdt: Rdt, container_id: str, pid: int, root: str) -> None:
 
 
 def outlives(rdt: Rdt) -> bool:
-    """Tell whether the container has private resctrl groups, which stay after its processes have
+    """Return whether the container has private resctrl groups, which stay after its processes have
     ended."""
     return not rdt.get("closID") or bool(rdt.get("enableMonitoring"))
 

@@ -15,7 +15,7 @@ class BindSource(Record):
 
     @property
     def is_in_every_namespace(self) -> bool:
-        """Tell whether the container's process, in a copy of our mount namespace, can open the
+        """Return whether the container's process, in a copy of our mount namespace, can open the
         source by its path and bind it. False for:
 
         - a pipe, which has no path

@@ -77,7 +77,7 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
 
 
 def may_make(host: HostFacts) -> bool:
-    """Tell whether we may make devices, for which mknod(2) needs CAP_MKNOD in the initial user
+    """Return whether we may make devices, for which mknod(2) needs CAP_MKNOD in the initial user
     namespace."""
     return bool(host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1) and not host.in_user_namespace
 
@@ -114,11 +114,11 @@ def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
 
 
 def _has_own_dev(destinations: Mapping[str, Mount]) -> bool:
-    """Tell whether the configuration binds a folder to /dev, which then stays unchanged."""
+    """Return whether the configuration binds a folder to /dev, which then stays unchanged."""
     dev = destinations.get("/dev")
     return dev is not None and is_bind(dev)
 
 
 def _covers_a_default(destinations: Mapping[str, Mount]) -> bool:
-    """Tell whether a mount has the path of a default device as its destination."""
+    """Return whether a mount has the path of a default device as its destination."""
     return any(path in destinations for path, _, _ in DEFAULT)

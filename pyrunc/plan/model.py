@@ -634,8 +634,8 @@ class HostFacts(Value):
 
     @property
     def lowers_oom_score(self) -> bool:
-        """Tell whether we may lower oom_score_adj. CAP_SYS_RESOURCE permits it in the initial user
-        namespace only (proc_pid_oom_score_adj(5))."""
+        """Return whether we may lower oom_score_adj. CAP_SYS_RESOURCE permits it in the initial
+        user namespace only (proc_pid_oom_score_adj(5))."""
         return not self.in_user_namespace and bool(
             self.capabilities >> CAPABILITIES["CAP_SYS_RESOURCE"] & 1
         )

@@ -211,7 +211,7 @@ def is_bind(mount: Mount) -> bool:
 
 
 def is_plain_bind(mount: Mount) -> bool:
-    """Tell whether the mount is a bind that is neither a remount nor id-mapped."""
+    """Return whether the mount is a bind that is neither a remount nor id-mapped."""
     return (
         is_bind(mount)
         and not is_remount(mount)
@@ -221,18 +221,18 @@ def is_plain_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Tell whether the compiler can prepare the mount as a detached mount: a bind, an overlay, or a
-    tmpfs that begins with a copy of the folder below it."""
+    """Return whether the compiler can prepare the mount as a detached mount: a bind, an overlay, or
+    a tmpfs that begins with a copy of the folder below it."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 
 def is_remount(mount: Mount) -> bool:
-    """Tell whether the entry only changes an existing mount."""
+    """Return whether the entry only changes an existing mount."""
     return "remount" in mount.options
 
 
 def copies_up(mount: Mount) -> bool:
-    """Tell whether the mount is a tmpfs that begins with the content of the folder below it."""
+    """Return whether the mount is a tmpfs that begins with the content of the folder below it."""
     return mount.type == "tmpfs" and "tmpcopyup" in mount.options
 
 
@@ -287,7 +287,7 @@ def _plan_remount(options: MountOptions, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
-    """Tell whether this mount propagates both ways between host and container. The mount and the
+    """Return whether this mount propagates both ways between host and container. The mount and the
     root must both be shared.
 
     If only the mount is shared, it is a slave of the host's mount and shared within the container
@@ -298,7 +298,7 @@ def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
 
 
 def may_be_opened_inside(mount: Mount, linux: Linux) -> bool:
-    """Tell whether the container's process can clone the source of a bind itself, in its copy of
+    """Return whether the container's process can clone the source of a bind itself, in its copy of
     the runtime's mounts. False in these cases:
 
     - the mount is not a plain bind of a path: a remount, id-mapped, or with `tmpcopyup`

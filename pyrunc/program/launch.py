@@ -83,7 +83,7 @@ class RunningProgram:
 
     @property
     def queued(self) -> bool:
-        """Tell whether the next message was read already, so that `receive` returns without
+        """Return whether the next message was read already, so that `receive` returns without
         waiting."""
         return bool(self._early) and self._pid_seen
 

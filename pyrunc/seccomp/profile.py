@@ -142,8 +142,8 @@ def parse(seccomp: Mapping[str, Any]) -> SeccompProfile | None:
 
 
 def _notifies(seccomp: Mapping[str, Any], rules: list[SeccompRule]) -> bool:
-    """Tell whether a rule has SCMP_ACT_NOTIFY. Raises InvalidSpec when the rule is for write(2) or
-    there is no listenerPath, and for listenerMetadata without a listenerPath."""
+    """Return whether a rule has SCMP_ACT_NOTIFY. Raises InvalidSpec when the rule is for write(2)
+    or there is no listenerPath, and for listenerMetadata without a listenerPath."""
     path = seccomp.get("listenerPath")
     if seccomp.get("listenerMetadata") and not path:
         raise InvalidSpec(f"{WHERE}.listenerMetadata", "needs a listenerPath")

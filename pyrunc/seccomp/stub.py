@@ -37,7 +37,7 @@ Instruction = tuple[int, int, int, int]  # opcode, jump if true, jump if false, 
 
 
 def is_needed(default_action: int) -> bool:
-    """Tell whether calls that are newer than the profile must get ENOSYS. False if the default
+    """Return whether calls that are newer than the profile must get ENOSYS. False if the default
     action is ALLOW, LOG or TRACE."""
     return default_action & 0x7FFF0000 not in TAKES_RECENT
 

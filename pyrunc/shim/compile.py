@@ -324,7 +324,8 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
 
 
 def _outlives_its_processes(spec: Spec) -> bool:
-    """Tell whether the container has a resctrl group, which stays when its processes have ended."""
+    """Return whether the container has a resctrl group, which stays when its processes have
+    ended."""
     if spec.linux.intel_rdt is None:
         return False
     from pyrunc.launch.rdt import outlives

@@ -49,8 +49,8 @@ class LogFile:
 
     @property
     def waiting(self) -> bool:
-        """Tell whether there are lines that `retry` should write, because they could not be written
-        yet."""
+        """Return whether there are lines that `retry` should write, because they could not be
+        written yet."""
         return bool(self._pending or self.dropped_bytes) and self._fd >= 0
 
     def write(self, records: bytes) -> None:

@@ -427,7 +427,7 @@ class PodState(Record):
 
     @property
     def pause_running(self) -> bool:
-        """Tell whether the pause process runs."""
+        """Return whether the pause process runs."""
         return self.holder is not None and self.holder.running
 
 

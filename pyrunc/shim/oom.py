@@ -45,7 +45,7 @@ class KillCounts:
             self._attributed.setdefault(parent, _in_removed_groups(parent))
 
     def killed(self, group: Cgroup, exit_code: int | None) -> bool:
-        """Tell whether the OOM killer has ended processes of `group`. The caller must call this
+        """Return whether the OOM killer has ended processes of `group`. The caller must call this
         only once, at the container's end. Raises KernelError."""
         self._open.discard(group.directory)
         kills = group.oom_kills()
@@ -66,7 +66,7 @@ class KillCounts:
         return True
 
     def _may_be_of_another(self, parent: str) -> bool:
-        """Tell whether a kill below `parent` may belong to another container's cgroup. That is a
+        """Return whether a kill below `parent` may belong to another container's cgroup. That is a
         removed cgroup of this pod, or a cgroup of another pod, if pods share the parent."""
         if any(_is_removed(group, parent) for group in self._open):
             return True
@@ -78,7 +78,7 @@ class KillCounts:
 
 
 def _is_removed(group: str, parent: str) -> bool:
-    """Tell whether the cgroup directory `group` is removed, and its parent was `parent`."""
+    """Return whether the cgroup directory `group` is removed, and its parent was `parent`."""
     return os.path.dirname(group) == parent and not os.path.isdir(group)
 
 

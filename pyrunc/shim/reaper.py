@@ -64,7 +64,7 @@ class Reaper:
 
     @property
     def busy(self) -> bool:
-        """Tell whether a process is being started, or a worker is running, for example to clean
+        """Return whether a process is being started, or a worker is running, for example to clean
         up."""
         return self._holds > 0
 

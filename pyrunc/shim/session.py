@@ -77,7 +77,7 @@ class SupervisedContainer:
 
     @property
     def running(self) -> bool:
-        """Tell whether the process was started and its exit is not recorded yet."""
+        """Return whether the process was started and its exit is not recorded yet."""
         return self._process is not None and self.exit is None
 
     # -- start
@@ -273,13 +273,13 @@ class SupervisedContainer:
 
     @property
     def has_poststop(self) -> bool:
-        """Tell whether `Starter.after_stop` must run after the container's end: for poststop hooks,
-        or for resctrl groups that belong to the container alone."""
+        """Return whether `Starter.after_stop` must run after the container's end: for poststop
+        hooks, or for resctrl groups that belong to the container alone."""
         return self._process is not None and self._process.has_poststop
 
     @property
     def of_other_runtime(self) -> bool:
-        """Tell whether another OCI runtime has started the container."""
+        """Return whether another OCI runtime has started the container."""
         return self._process is not None and self._process.of_other_runtime
 
     def open_pidfd(self) -> int:

@@ -333,7 +333,7 @@ class Starter:
         return process
 
     def waits(self, compiled: CompiledContainer) -> bool:
-        """Tell whether a container's start must run in a fork, because it waits for other
+        """Return whether a container's start must run in a fork, because it waits for other
         processes, such as hooks or a seccomp agent."""
         launch = compiled.launch
         if launch is None or compiled.poststart:

@@ -45,7 +45,7 @@ class OutputStream:
 
     @property
     def ended(self) -> bool:
-        """Tell whether the stream has ended."""
+        """Return whether the stream has ended."""
         return self.fd < 0
 
     def read(self) -> int:

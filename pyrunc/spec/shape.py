@@ -106,7 +106,7 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
 
 
 def is_plain(text: str) -> bool:
-    """Tell whether a text can be passed to the kernel. It may contain surrogate escapes, which
+    """Return whether a text can be passed to the kernel. It may contain surrogate escapes, which
     stand for bytes that are not UTF-8."""
     if "\0" in text:
         return False
