@@ -23,11 +23,11 @@
  *          answer: data: names, each with its NUL; count: entries to skip in the next request, 0 at
  *          the end
  *   START  count: of arguments; data: for each descriptor the u32 number that it gets in the
- *          program, then arguments and environment, each with its NUL
+ *          new process, then arguments and environment, each with its NUL
  *          answer: pid, and a pidfd
  *   EXIT   pid, start_time
  *          answer: status as of wait(2), time_ns (CLOCK_REALTIME)
- *   NOTE   pid, start_time, status: records the end of a process that its parent is about to reap
+ *   NOTE   pid, start_time, status: stores how a process ended, before its parent reaps it
  *
  * PUT, DROP and NOTE with a count other than 0 are answered only when they fail; a DROP without an
  * entry does not fail then. They are carried out even if the sender is killed or does not wait.
@@ -257,8 +257,8 @@ static const struct record *find_record(i32 pid, u64 start_time)
 	return 0;
 }
 
-/* Reaps children that have ended. The record is made before the zombie is reaped, so a client that
- * sees no process of that number gets the record. Returns the last result of waitid(2): 0 while
+/* Reaps children that have ended. How a child ended is stored before the zombie is reaped, so a
+ * client that sees no process of that number gets the status. Returns the last result of waitid(2): 0 while
  * there are children, else -ECHILD; 1 when it stops after 256 children, so that connections have
  * their turn. */
 static i64 reap(void)
@@ -363,7 +363,7 @@ static u32 list(const u8 *prefix, u32 size, u32 *passed)
 	return length;
 }
 
-/* ---- programs that are started here, so that their orphans become ours ---- */
+/* ---- commands that are started here, so that their orphans become ours ---- */
 
 static u32 number_at(const u8 *numbers, u32 index)
 {
@@ -422,7 +422,7 @@ static i64 start(u8 *data, u32 size, u32 argument_count, const i32 *fds, u32 fd_
 	if (count == argument_count)
 		strings[count++] = 0;
 	strings[count] = 0;
-	/* A fork, so that a program file on storage that does not answer stops only the child. */
+	/* A fork, so that an executable on storage that does not answer stops only the child. */
 	i64 pid = call(NR_CLONE, CLONE_PIDFD | SIGCHLD, 0, (u64)pidfd, 0, 0, 0);
 	if (!pid)
 		execute(data, fds, fd_count, strings, strings + argument_count + 1);

@@ -133,7 +133,7 @@ class KernelError(Error):
 
 
 class kernel_errors:
-    """A context manager that raises an OSError of its block as a KernelError of `call` on
+    """A context manager. An OSError of its `with` block is raised as a KernelError of `call` on
     `subject`."""
 
     __slots__ = ("_call", "_subject")

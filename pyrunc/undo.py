@@ -24,7 +24,8 @@ class Undo:
             …
             undo.commit()
 
-    Leaving the block without `commit`, by an exception or not, runs the steps, the last one first.
+    Leaving the `with` block without `commit`, by an exception or not, runs the steps, the last one
+    first.
     """
 
     __slots__ = ("_steps",)

@@ -30,7 +30,7 @@ _FAMILIES = {"ip4": 4, "ip6": 6}
 _COMPATIBLE_FORMS = {form: {form} for form in version.Form} | {
     version.Form.NEWEST: {version.Form.NEWEST, version.Form.LISTS}
 }
-"""The forms that are also valid in a form: 1.1.0 only adds keys to 1.0.0."""
+"""Form -> the forms whose results are valid in it: 1.1.0 only adds keys to 1.0.0."""
 # The words go into the pod's resolv.conf: a newline in one would add lines to it.
 _DNS_WORD = re.compile(r"[A-Za-z0-9_.:/*-]{1,253}\Z")
 _ROUTE_NUMBERS = {

@@ -34,7 +34,7 @@ def _fork_placeholder() -> Placeholder:
     """Fork a child that waits on a pipe. The child exits when no process has the pipe's write end
     open any more."""
     read_end, write_end = os.pipe()
-    # A fork, not a spawn: it must be there before systemd is asked, and needs no program.
+    # A fork, not a spawn: it must be there before systemd is asked, and needs no executable.
     pid = os.fork()
     if pid == 0:
         _wait_for_end_of_file(read_end)

@@ -65,7 +65,7 @@ def attend_and_delete(
 ) -> int:
     """Wait for the end of an attached container; delete the container unless `keep`. Returns the
     exit code of the container's command."""
-    import pyrunc.container.delete  # noqa: F401 (imported while the program runs, not after it)
+    import pyrunc.container.delete  # noqa: F401 (imported while the container runs, not after it)
     from pyrunc.container.run import attend
 
     try:
@@ -184,7 +184,7 @@ def start(call: CommandLine, log: CommandLog) -> int:
         process = config.get("process")
         if process is None:
             raise InvalidSpec("process", "process property must not be empty")
-        # Before the release: the program may report that it is ready at once, and a message to no
+        # Before the release: the container may report that it is ready at once, and a message to no
         # socket is lost.
         await_ready = _ready_waiter(state)
         release(state.folder, process.get("args") or [""], process.get("env") or ())
@@ -230,7 +230,7 @@ def _poststart(state: State, config: dict[str, Any], log: CommandLog) -> None:
     from pyrunc.spec.parse import parse
 
     try:
-        # runtime-spec, "poststart": after the program was executed, before `start` returns.
+        # runtime-spec, "poststart": after the command was executed, before `start` returns.
         programs.run(
             parse(config).hooks.poststart, "poststart", status.oci_state(state, status.RUNNING)
         )

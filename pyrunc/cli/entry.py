@@ -107,8 +107,8 @@ def _link(path: str, paths: InstallPaths) -> bool:
             compile_program(program, paths) and _succeeds([program, "--write-snapshot", snapshot])
         ):
             return False
-        # The snapshot first: an installed program without it, or with an older one, would run as a
-        # script.
+        # The snapshot first: an installed executable without it, or with an older one, would run as
+        # a script.
         os.rename(snapshot, paths.snapshot)
         if not _succeeds([program, "--version"]):
             return False
@@ -167,8 +167,8 @@ def compile_program(path: str, paths: InstallPaths, target: BuildTarget | None =
     ]
     names = [name for name in dict.fromkeys(names) if name not in absent]
     include = target.path(sysconfig.get_path("include"))
-    # Not position independent: the snapshot holds addresses of the program, which must be the same
-    # in each process.
+    # Not position independent: the snapshot holds addresses of the executable, which must be the
+    # same in each process.
     words = [*target.compiler, "-O2", "-no-pie", f"-I{include}", *_definitions(paths)]
     words += ["-DWITHOUT_SHA2"] if absent else []
     words += [f"-Wl,--wrap={name}" for name in WRAPPED]
@@ -208,7 +208,7 @@ def _definitions(paths: InstallPaths) -> Iterator[str]:
         "SCRIPT": paths.script,
         "SNAPSHOT": paths.snapshot,
         "PREFIX": sys.base_prefix,
-        # A snapshot fits one build of the program only, and is recognised by this.
+        # A snapshot fits one build of the executable only, and is recognised by this.
         "BUILD": os.urandom(12).hex(),
     }
     for name, value in strings.items():

@@ -13,7 +13,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-# runc's exit codes: with 255 callers tell a failed exec from a program that ended with 1.
+# runc's exit codes: with 255 callers tell a failed exec from a command that ended with 1.
 FAILED, EXEC_FAILED = 1, 255
 STARTS_A_PROCESS = ("create", "run", "start", "exec", "restore")
 

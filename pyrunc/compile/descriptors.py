@@ -36,7 +36,7 @@ PINNED = "pinned:"  # replaces a namespace's path; the launching process adds th
 
 class NamedDescriptors:
     """The descriptors that a launched process inherits, by their names in the plan. A context
-    manager that closes all of them at the end of its block; a process that was started has its own
+    manager that closes all of them at the end of its `with` block. A process that was started has
     copies."""
 
     __slots__ = ("numbers",)

@@ -148,7 +148,7 @@ def make(
                 created = (create_process or _create)(state, bundle, create_options)
                 undo.push("container", _unmake, state, created)
                 group = created.cgroup
-                # Before `after`, which may start the program: a kill there leaves a container with
+                # Before `after`, which may start the command: a kill there leaves a container with
                 # a process that every command can find.
                 state.save(cgroup=group.record() if group is not None else None, complete=True)
                 after(state, created)

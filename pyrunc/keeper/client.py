@@ -58,7 +58,7 @@ TIMEOUT_S = 2.0
 ABSENT_S = 10.0
 """The time for which a keeper that has not answered in time gets no further call."""
 LOCKED = 3
-"""The program's exit code when another keeper has the folder."""
+"""The keeper's exit code when another keeper has the folder."""
 _TRIES, _TRY_AGAIN_S = 100, 0.02
 _QUIET = 1
 _TIMEVAL = Struct("@ll")

@@ -21,14 +21,14 @@ F_ALLOW_MULTI, F_REPLACE = 2, 4
 # A kernel whose union is shorter takes this one if the rest is zero (bpf_check_uarg_tail_zero), so
 # one size suits all versions.
 ATTRIBUTES_SIZE = 128
-# BPF_CGROUP_MAX_PROGS of kernel/bpf/cgroup.c: a group cannot have more programs of one kind.
+# BPF_CGROUP_MAX_PROGS of kernel/bpf/cgroup.c: a group cannot have more filters of one kind.
 MAX_ATTACHED = 64
 INSTRUCTION = struct.Struct("<BBhi")
 NAME = b"pyrunc_devices"
 
 
 _cached: dict[bytes, int] | None = None
-# Loading and verifying a program takes two thirds of the making of a cgroup (0.6 of 0.9 ms), and
+# Loading and verifying a filter takes two thirds of the making of a cgroup (0.6 of 0.9 ms), and
 # most containers of a machine have the same device rules.
 _CACHED_AT_MOST = 16
 
@@ -48,8 +48,8 @@ def replace_device_program(group_fd: int, program: bytes) -> None:
         old = _attached(group_fd)
         if len(old) == 1 and _attach_instead(group_fd, new, old[0]):
             return
-        # The new program first: meanwhile both must allow an access, so the group is never without
-        # a filter. A group whose programs were attached with other flags refuses this one (EPERM).
+        # The new filter first: meanwhile both must allow an access, so the group is never without
+        # a filter. A group whose filters were attached with other flags refuses this one (EPERM).
         _attach(group_fd, new, F_ALLOW_MULTI, 0)
         for number in old:
             _detach(group_fd, number)
@@ -74,7 +74,7 @@ def open_device_program(program: bytes) -> int:
     code = call.buffer(program)
     count = len(program) // INSTRUCTION.size
     try:
-        # Without a log: the verifier would write each step of a correct program into it.
+        # Without a log: the verifier would write each step of a correct filter into it.
         return _load(code, count, None)
     except KernelError as error:
         log = call.buffer(65536)
@@ -86,7 +86,7 @@ def open_device_program(program: bytes) -> int:
 
 
 def _load(code: bytearray, count: int, log: bytearray | None) -> int:
-    # The verifier wants a licence compatible with the GPL only of programs that call certain
+    # The verifier wants a licence compatible with the GPL only of eBPF programs that call certain
     # helpers; a device filter calls none.
     licence = call.buffer(b"Apache-2.0\0")
     instructions = (TYPE_CGROUP_DEVICE, count, call.address(code), call.address(licence))

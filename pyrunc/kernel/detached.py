@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 @contextmanager
 def _in_mount_namespace(path: str = "") -> Iterator[None]:
-    """Run the block in the mount namespace at `path`; if `path` is empty, in a private copy of the
-    caller's. Then restore the caller's namespace and working directory."""
+    """Run the `with` block in the mount namespace at `path`; if `path` is empty, in a private copy
+    of the caller's. Then restore the caller's namespace and working directory."""
     # setns(2) sets root and working directory to the namespace's root, so the folder is entered
     # again at the end.
     own, folder = open_own("mnt"), os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -12,8 +12,8 @@ FULL = (ENOSPC, EDQUOT)
 
 
 class disk_errors(kernel_errors):
-    """A context manager for work on a file, `disk_errors(call, path)`. An OSError of its block is
-    raised as ResourceExhausted (ENOSPC, EDQUOT) or KernelError."""
+    """A context manager for work on a file, `disk_errors(call, path)`. An OSError of its `with`
+    block is raised as ResourceExhausted (ENOSPC, EDQUOT) or KernelError."""
 
     __slots__ = ()
 

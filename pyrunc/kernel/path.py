@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     Path = str | bytes | os.PathLike[str]
 
 RETRIES = 100
-"""RESOLVE_IN_ROOT with `..` answers EAGAIN when anything on the machine is renamed or mounted
-meanwhile (3 to 6 % of calls under load)."""
+"""How often `openat2` repeats a call. RESOLVE_IN_ROOT with `..` answers EAGAIN when anything on the
+machine is renamed or mounted meanwhile (3 to 6 % of calls under load)."""
 LINKS_AT_MOST = 40  # as the kernel's MAXSYMLINKS
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     Steps = Mapping[str, tuple[ParentStep, ...]]
 
 HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
-"""The descriptors of two memfds: the state that startContainer hooks read, and the output of the
-last hook."""
+"""The names of two memfds' descriptors: the state that startContainer hooks read, and the stderr of
+the last hook."""
 
 
 class ParentOptions(Value):

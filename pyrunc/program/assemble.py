@@ -60,12 +60,12 @@ _PADDING = [(0,) * n for n in range(7)]
 # Operations have a fixed size, so the launcher's interpreter parses nothing: it indexes an array.
 _RULES_AT_MOST = 3
 _NOWHERE = -1
-"""What is stored in slots where no path leads: everything, so that it is neutral when paths
-meet."""
+"""The set of stored slots (a bit mask) at an operation that no path reaches: all slots, so that
+an intersection with the set of another path changes nothing."""
 _pack = _encode.OPERATION.pack
 _plain: dict[tuple[int, tuple[Argument, ...]], bytes] = {}
-"""Packed calls with numbers alone, without a rule or a result: dropping the capabilities is 38
-of them each time."""
+"""The packed bytes of calls that have only numbers as arguments, and neither a rule nor a result.
+Each start has 38 such calls to drop the capabilities."""
 _PLAIN_AT_MOST = 1000
 
 

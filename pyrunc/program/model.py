@@ -71,7 +71,7 @@ class Label:
 
 
 NEXT = Label("next")
-"""As the target of an error rule: go on with the operation that follows."""
+"""A jump to this label goes on with the operation that follows."""
 
 
 class Line:

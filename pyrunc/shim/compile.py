@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 # A full node has 110 pods and at least two shims. A configuration takes 19 KiB, and spares an exec
 # 0.4 ms.
 CONFIGURATIONS_AT_MOST = 64
-"""Configurations whose parsed form is cached, for containers with exec probes."""
+"""How many parsed configurations are cached, for containers with exec probes."""
 
 
 class CompiledProcess:

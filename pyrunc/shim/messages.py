@@ -41,12 +41,12 @@ LOG = "shim.log"
 LOCK = "shim.lock"
 
 PINNED = "pinned"
-"""In `pause.json`, namespaces.network: the one that the shim makes when it takes the pod
-(pyrunc.shim.network)."""
+"""The value of namespaces.network in `pause.json` for a pod whose network namespace the shim makes
+when it takes the pod (pyrunc.shim.network)."""
 
 STREAMS = ("stdin", "stdout", "stderr")
 UNKNOWN_REASON, UNKNOWN_CODE = "Unknown", 255
-"""Containerd's words for an exit that it did not see."""
+"""The reason and the exit code of an exit that was not observed, as in containerd."""
 LOST_CODE = "the container's shim was lost, and with it the exit code"
 START_ERROR = "StartError"
 START_ERROR_CODE = 128

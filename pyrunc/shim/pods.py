@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from pyrunc.shim.starter import Starter
 
 NETWORK_AFTER_S = 0.1
-"""The time from taking a pod, whose processes start first, to making the next network namespace."""
+"""The time from `TakePod` to making the next network namespace, so that the pod's processes start
+first."""
 
 
 class ShimPods:

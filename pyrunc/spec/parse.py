@@ -233,7 +233,7 @@ def _linux(o: Object, path: str) -> Linux:
 
 
 _last_seccomp: tuple[Any, Any] = None, None
-"""The last seccomp profile: its JSON and the parsed one."""
+"""The last seccomp profile: its JSON object and the parsed profile."""
 
 
 def _seccomp(o: Object, path: str) -> Any:

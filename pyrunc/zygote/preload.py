@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 
 INHERITED_FROM = 300
-"""The lowest number of descriptors that all children keep. It is above those of a request
-(`ipc.MOST_FDS` at most)."""
+"""The lowest number of the descriptors that stay open in all children. It is above the numbers of a
+request's descriptors (`ipc.MOST_FDS` at most)."""
 
 inherited: list[int] = []
-"""The descriptors that all children keep, in ascending order."""
+"""The descriptors that stay open in all children, in ascending order."""
 
 
 def load(modules: Sequence[str]) -> None:
