@@ -28,6 +28,7 @@ from pyrunc.errors import (
     NotFound,
     WrongState,
 )
+from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
 
@@ -38,12 +39,13 @@ OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
 # Of each stream. Further output goes to a file, so that many large outputs do not fill the memory.
 MEMORY_BYTES = 1 << 15
-WATCH_AFTER_S = 0.01
+# Most commands, such as probes, end earlier, and then the shim's answer has their output.
+EXIT_WITHIN_MS = 10
 
 
 class ExecOutput:
     """Reads the output of a command from a pipe. Stores as much as `budget` allows and drops the
-    rest, so that the writer does not block for longer than `WATCH_AFTER_S`.
+    rest, so that the writer does not block.
 
     Output beyond `MEMORY_BYTES` goes to an unnamed file in `folder`.
     """
@@ -59,10 +61,7 @@ class ExecOutput:
         self._discarded = False
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
-        # Most commands, such as probes, end earlier, and `drain` reads their output. A timer takes
-        # 2 us of processor time, watching the pipe 7 and a turn of the event loop at its end.
-        self._timer = self._loop.call_later(WATCH_AFTER_S, self._watch)
-        self._watched = False
+        self._watch()
 
     @property
     def in_memory(self) -> bool:
@@ -121,14 +120,10 @@ class ExecOutput:
 
     def _watch(self) -> None:
         """Read as data arrives."""
-        self._watched = True
         self._loop.add_reader(self._descriptor, self._readable)
 
     def _unwatch(self) -> None:
-        self._timer.cancel()
-        if self._watched:
-            self._watched = False
-            self._loop.remove_reader(self._descriptor)
+        self._loop.remove_reader(self._descriptor)
 
     def _readable(self) -> bool:
         if self._closed:
@@ -178,9 +173,17 @@ class ExecOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class ExecOutcome:
-    """The result of a command: its exit code, 128 + n after signal n, and its output. The caller
-    must call `discard`."""
+class ShortOutcome:
+    """The result of a command: its exit code, 128 + n after signal n, and its output."""
+
+    stdout: bytes
+    stderr: bytes
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class LongOutcome:
+    """The result of a command whose output is partly in a file. The caller must call `discard`."""
 
     stdout: ExecOutput
     stderr: ExecOutput
@@ -237,14 +240,24 @@ def oci_process(
 
 async def sync(
     services: Services, reference: str, command: Sequence[str], timeout_s: int
-) -> ExecOutcome:
+) -> ShortOutcome | LongOutcome:
     """Run a command in a container to its end and return the result. `timeout_s` 0: no limit.
 
     Raises NotFound, WrongState, InvalidArgument (such as a missing executable), DeadlineExceeded
     (the process and its descendants have been killed), KernelError, PeerError.
     """
     container, pod = require_running(services, reference)
-    session = await begin(services, container, pod, command, stdout=True, stderr=True)
+    session = await begin(
+        services,
+        container,
+        pod,
+        command,
+        exit_within_ms=EXIT_WITHIN_MS,
+        stdout=True,
+        stderr=True,
+    )
+    if session.output is not None:
+        return ShortOutcome(*session.output, session.exited.result())
     assert session.stdout_fd is not None and session.stderr_fd is not None
     budget = OutputBudget(OUTPUT_LIMIT_BYTES)
     stdout, stderr = (
@@ -260,7 +273,9 @@ async def sync(
         stdout.discard()
         stderr.discard()
         raise
-    return ExecOutcome(stdout, stderr, code)
+    if stdout.in_memory and stderr.in_memory:
+        return ShortOutcome(stdout.content, stderr.content, code)
+    return LongOutcome(stdout, stderr, code)
 
 
 async def begin(
@@ -271,12 +286,13 @@ async def begin(
     *,
     tty: bool = False,
     changes: Mapping[str, Any] | None = None,
-    **streams: bool,
+    **options: Any,
 ) -> ExecSession:
     """Start a command in a container of `pod` and return the session.
 
     - `changes`: `user`, `cwd` and `env` that override those of the container's OCI process.
-    - `streams`: `stdin`, `stdout` and `stderr`, each True if the session has that stream.
+    - `options`: fields of `messages.StartExec`: `stdin`, `stdout` and `stderr`, each True if the
+      session has that stream, and `exit_within_ms`.
 
     A missing executable raises InvalidArgument, because kubelet takes NotFound for a missing
     container. Raises InvalidArgument, WrongState, KernelError, PeerError.
@@ -284,7 +300,8 @@ async def begin(
     pause.refuse_paused(container)
     try:
         oci = oci_process(services, container, command, changes, tty=tty)
-        return await pod.exec(container, new_exec_id(), oci, tty=tty, **streams)
+        request = messages.StartExec(container.id, new_exec_id(), oci, tty=tty, **options)
+        return await pod.exec(request)
     except NotFound as error:
         if container.running:
             raise InvalidArgument(error.message) from None

@@ -61,13 +61,15 @@ class SessionStreams:
 @dataclass
 class ExecSession(SessionStreams):
     """A process started by `exec`, and its streams. The future `exited` gets its exit code, or the
-    exception Unavailable when the shim is lost."""
+    exception Unavailable when the shim is lost. `output`: stdout and stderr of a process that had
+    ended when the shim answered; such a session has no streams."""
 
     exec_id: str = ""
     container: str = ""
     pid: int = 0
     start_time: int = 0
     parts: Sequence[Sequence[Any]] = field(default=(), compare=False)
+    output: tuple[bytes, bytes] | None = None
     exited: asyncio.Future[int] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -184,25 +186,14 @@ class ShimClient:
         request = messages.TakeOverContainer(container, ended, stdin_once)
         await self._ask(request, messages.Done, stdin)
 
-    async def exec(
-        self,
-        container: str,
-        exec_id: str,
-        process: ipc.Message,
-        *,
-        stdin: bool = False,
-        stdout: bool = True,
-        stderr: bool = True,
-        tty: bool = False,
-    ) -> ExecSession:
-        """Start an OCI process object in the container and return its session. The shim kills the
-        process when this connection ends."""
-        session = ExecSession(exec_id=exec_id, container=container)
+    async def exec(self, request: messages.StartExec) -> ExecSession:
+        """Start a process in a container and return its session. The shim kills the process when
+        this connection ends."""
+        exec_id = request.exec
+        session = ExecSession(exec_id=exec_id, container=request.container)
         self._execs[exec_id] = session
         try:
-            request = messages.StartExec(
-                container, exec_id, process, stdin, stdout, stderr, tty, self.timed
-            )
+            request = request.replace(timed=self.timed)
             answer, fds = await self.call(request, messages.ExecStarted)
         except BaseException as error:
             self._execs.pop(exec_id, None)
@@ -211,12 +202,17 @@ class ShimClient:
                 self._peer.send({"id": 0, **messages.KillExec(exec_id).to_message()})
             raise
         session.pid, session.start_time, session.parts = answer.pid, answer.start_time, answer.parts
-        if tty:
+        if answer.exit_code is not None:
+            self._execs.pop(exec_id, None)
+            session.output = _output_of(answer)
+            if not session.exited.done():  # the shim may have been lost after its answer
+                session.exited.set_result(answer.exit_code)
+        elif request.tty:
             session.stdout_fd = fds[0]
             # A copy, because each stream of a session closes its own descriptor.
-            session.stdin_fd = os.dup(fds[0]) if stdin else None
+            session.stdin_fd = os.dup(fds[0]) if request.stdin else None
         else:
-            _distribute(session, fds, stdin, stdout, stderr)
+            _distribute(session, fds, request.stdin, request.stdout, request.stderr)
         return session
 
     async def kill_exec(self, exec_id: str) -> None:
@@ -421,6 +417,15 @@ async def _connect(sock: socket.socket, address: str, timeout_s: float) -> None:
             if asyncio.get_running_loop().time() > deadline:
                 raise Unavailable(f"the shim at {address} accepts no connection") from None
             await asyncio.sleep(0.01)
+
+
+def _output_of(answer: messages.ExecStarted) -> tuple[bytes, bytes]:
+    """Return the stdout and stderr that the answer has. Raises PeerError."""
+    try:
+        stdout, stderr = answer.output
+        return stdout.encode("latin-1"), stderr.encode("latin-1")
+    except ValueError as error:
+        raise PeerError(f"the shim sent no output of a command: {error}") from None
 
 
 def _distribute(

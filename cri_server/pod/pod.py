@@ -21,7 +21,6 @@ from cri_server.pod.shims import Shims
 from cri_server.spec import groups
 from cri_server.store.facts import ProcessIdentity
 from cri_server.store.model import Container, Sandbox
-from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unavailable
 from pyrunc.shim import messages
 
@@ -282,21 +281,11 @@ class Pod:
 
     # -- exec sessions
 
-    async def exec(
-        self,
-        container: Container,
-        exec_id: str,
-        process: ipc.Message,
-        *,
-        tty: bool,
-        **streams: bool,
-    ) -> ExecSession:
-        """Run a command in the container and return its session. `process`: the command as an OCI
-        process object; `streams`: which of `stdin`, `stdout` and `stderr` the session has. Raises
-        Unavailable when no shim answers, or the shim's error."""
+    async def exec(self, request: messages.StartExec) -> ExecSession:
+        """Run a command in a container of the pod and return its session. Raises Unavailable when
+        no shim answers, or the shim's error."""
         with span("execute"):
-            client = self._shims.get(self._sandbox)
-            session = await client.exec(container.id, exec_id, process, tty=tty, **streams)
+            session = await self._shims.get(self._sandbox).exec(request)
             add_remote_spans(session.parts)
         return session
 

@@ -199,11 +199,9 @@ class RuntimeService:
         outcome = await execution.sync(
             self._services, request.container_id, request.cmd, request.timeout
         )
-        if outcome.stdout.in_memory and outcome.stderr.in_memory:
+        if isinstance(outcome, execution.ShortOutcome):
             return api.ExecSyncResponse(
-                stdout=outcome.stdout.content,
-                stderr=outcome.stderr.content,
-                exit_code=outcome.exit_code,
+                stdout=outcome.stdout, stderr=outcome.stderr, exit_code=outcome.exit_code
             )
         return exec_response(outcome)
 
@@ -317,7 +315,7 @@ class RuntimeService:
         )
 
 
-def exec_response(outcome: execution.ExecOutcome) -> StreamedReply:
+def exec_response(outcome: execution.LongOutcome) -> StreamedReply:
     """Return an encoded ExecSyncResponse whose stdout and stderr are read from their files while
     they are sent."""
     fields = api.ExecSyncResponse.DESCRIPTOR.fields_by_name

@@ -314,15 +314,24 @@ class StartExec(Request):
     stderr: bool = False
     tty: bool = False
     timed: bool = False
+    exit_within_ms: int = 0
+    """How long the shim waits for the exit before it answers. Only for a session that has stdout
+    and stderr, and neither stdin nor a terminal."""
 
 
 class ExecStarted(Record):
     """The answer to `StartExec`: the session's process runs. Its descriptors are the terminal's
-    master, or a pipe for each requested one of stdin, stdout and stderr."""
+    master, or a pipe for each requested one of stdin, stdout and stderr.
+
+    If the process has ended within `StartExec.exit_within_ms` and its output is short, the answer
+    has `exit_code` and no descriptors, and no `ExecExited` follows. `output`: stdout and stderr;
+    each character is a byte (Latin-1)."""
 
     pid: int
     start_time: int = 0
     parts: Sequence[Any] = ()
+    exit_code: int | None = None
+    output: Sequence[str] = ()
 
 
 class KillExec(Request):

@@ -15,7 +15,7 @@ from pyrunc.shim.loop import LaunchSteps
 from pyrunc.shim.network import open_network
 from pyrunc.shim.oom import KillCounts
 from pyrunc.shim.serve import ShimServer, handler
-from pyrunc.shim.session import ProcessPipes, SupervisedContainer, SupervisedExec
+from pyrunc.shim.session import ExecAnswer, ProcessPipes, SupervisedContainer, SupervisedExec
 from pyrunc.shim.starter import ForkedProcess, PauseProcess, StartedProcess
 from pyrunc.shim.warn import warn
 from pyrunc.shim.worker import Worker
@@ -511,16 +511,16 @@ class ShimPod:
             raise AlreadyExists(f"exec session {exec_id} was started before")
         streams = ProcessPipes(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
         session = self._execs[exec_id] = SupervisedExec(exec_id, container, call.connection)
+        only_output = request.stdout and request.stderr and not (request.stdin or tty)
 
         def done(started: StartedProcess) -> None:
             streams.close_theirs()
-            # A copy: the answer closes its descriptors when they are sent, and the session still
-            # needs the master for `resize`.
-            master = [] if started.console_fd is None else [os.dup(started.console_fd)]
             session.started(started)
-            answer = messages.ExecStarted(started.pid, started.start_time, started.parts)
-            call.answer(answer, [*master, *streams.ours()])
-            self._reaper.expect(started.pid, lambda ended: self._exec_exited(session, ended))
+            answer = ExecAnswer(self.loop, call, started, streams)
+            answer.send_within(request.exit_within_ms if only_output else 0)
+            self._reaper.expect(
+                started.pid, lambda ended: self._exec_exited(session, answer, ended)
+            )
 
         def failed(error: Exception) -> None:
             streams.close()
@@ -535,10 +535,13 @@ class ShimPod:
         else:
             session.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
-    def _exec_exited(self, session: SupervisedExec, ended: ProcessEnd) -> None:
+    def _exec_exited(self, session: SupervisedExec, answer: ExecAnswer, ended: ProcessEnd) -> None:
         session.ended()
-        self.loop.after(ENDED_EXEC_S, lambda: self._drop_exec(session))
         code = messages.UNKNOWN_CODE if ended.exit_code is None else ended.exit_code
+        if answer.send_exit(code):
+            self._drop_exec(session)
+            return
+        self.loop.after(ENDED_EXEC_S, lambda: self._drop_exec(session))
         self._server.event(messages.ExecExited(session.id, session.container.id, code))
 
     def _drop_exec(self, session: SupervisedExec) -> None:

@@ -17,9 +17,10 @@ import os
 import signal
 import time
 
-from pyrunc import atomic_file
+from pyrunc import atomic_file, ipc
 from pyrunc.errors import Error, WrongState, to_error
 from pyrunc.kernel import terminal
+from pyrunc.kernel.pipe import unread_bytes
 from pyrunc.shim import messages, tree
 from pyrunc.shim.log_file import LogFile
 from pyrunc.shim.messages import Exit
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
-    from pyrunc.shim.loop import EventLoop, LaunchSteps
+    from pyrunc.shim.loop import EventLoop, LaunchSteps, Timer
     from pyrunc.shim.oom import KillCounts
     from pyrunc.shim.reaper import ProcessEnd
     from pyrunc.shim.serve import ClientConnection, ShimCall
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 DRAIN_S = 0.5
 LOG_RETRY_S = 0.5
+# Of both streams together. Probes write less; as JSON it fits in one packet.
+SHORT_OUTPUT_BYTES = 4096
 
 
 class SupervisedContainer:
@@ -439,6 +442,17 @@ class ProcessPipes:
         """Return our ends that exist, in the order stdin, stdout, stderr."""
         return [fd for fd in (self.stdin, self.stdout, self.stderr) if fd >= 0]
 
+    def read_short_output(self, limit: int) -> list[bytes] | None:
+        """Read what stdout and stderr hold, without waiting for more, and close our ends. Return
+        None, and do nothing, when that is more than `limit` bytes."""
+        sizes = [unread_bytes(fd) for fd in (self.stdout, self.stderr)]
+        if sum(sizes) > limit:
+            return None
+        fds = zip((self.stdout, self.stderr), sizes, strict=True)
+        output = [os.read(fd, size) if size else b"" for fd, size in fds]
+        ipc.close_all(self.ours())
+        return output
+
     def close_theirs(self) -> None:
         """Close the process's ends, of which the process has copies."""
         for fd in {*self.stdio, self._null}:
@@ -449,6 +463,59 @@ class ProcessPipes:
         self.close_theirs()
         for fd in self.ours():
             os.close(fd)
+
+
+class ExecAnswer:
+    """Answers a `StartExec` once its process runs: at once with the process's streams, or, if the
+    request has `exit_within_ms`, after the exit or that time."""
+
+    def __init__(
+        self, loop: EventLoop, call: ShimCall, process: StartedProcess, pipes: ProcessPipes
+    ) -> None:
+        """Prepare the answer. `pipes`: the process's pipes, which are this object's from now
+        on."""
+        self._loop, self._call, self._process, self._pipes = loop, call, process, pipes
+        self._runs_since_s = time.perf_counter()
+        self._timer: Timer | None = None
+
+    def send_within(self, wait_ms: int) -> None:
+        """Send the streams after `wait_ms` unless `send_exit` was called before. 0: send now."""
+        if wait_ms > 0:
+            self._timer = self._loop.after(wait_ms / 1000, self._send_streams)
+        else:
+            self._send_streams()
+
+    def send_exit(self, exit_code: int) -> bool:
+        """Send the exit code and the output of a process that has ended. Return False if the
+        answer has been sent without them, now (long output) or before."""
+        if self._timer is None:
+            return False
+        self._timer.cancel()
+        output = self._pipes.read_short_output(SHORT_OUTPUT_BYTES)
+        if output is None:
+            self._send_streams()
+            return False
+        process = self._process
+        command = ("command", self._runs_since_s, time.perf_counter(), -1)
+        answer = messages.ExecStarted(
+            process.pid,
+            process.start_time,
+            [*process.parts, command],
+            exit_code,
+            [data.decode("latin-1") for data in output],
+        )
+        self._call.answer(answer)
+        return True
+
+    def _send_streams(self) -> None:
+        """Answer with the process's terminal or pipes."""
+        self._timer = None
+        process = self._process
+        # A copy: the answer closes its descriptors when they are sent, and the session still needs
+        # the master for `resize`.
+        master = [] if process.console_fd is None else [os.dup(process.console_fd)]
+        answer = messages.ExecStarted(process.pid, process.start_time, process.parts)
+        self._call.answer(answer, [*master, *self._pipes.ours()])
 
 
 class SupervisedExec:

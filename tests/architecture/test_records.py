@@ -26,7 +26,7 @@ MAY_HOLD_OBJECTS = {
         cri_server/cli/streams/execute.py cri_server/containers/exec.py
         cri_server/containers/restore.py cri_server/containers/sessions.py
         cri_server/containers/update.py cri_server/nri/ cri_server/observability/lifecycle.py
-        cri_server/pod/pod.py cri_server/spec/ cri_server/streaming/backend.py""",
+        cri_server/spec/ cri_server/streaming/backend.py""",
     "OCI: the state for hooks, listeners and callers": """
         pyrunc/cli/container.py pyrunc/container/list.py pyrunc/container/status.py
         pyrunc/launch/hook_process.py pyrunc/launch/hooks.py pyrunc/launch/listener.py

@@ -115,12 +115,14 @@ def test_calls_include_the_spans_of_shims(server: Server) -> None:
     compiled = parts_of(by_call["CreateContainer"], "compile")
     assert compiled[0] == "read and parse" and {"plan", "lower"} < set(compiled)
     assert parts_of(by_call["StartContainer"], "execute") == ["log and pipes", *launch, "record"]
-    assert [s["name"] for s in by_call["ExecSync"]["spans"] if "parent" not in s] == [
-        "execute",
-        "command",
-    ]
+    spans = [s["name"] for s in by_call["ExecSync"]["spans"] if "parent" not in s]
     executed = parts_of(by_call["ExecSync"], "execute")
-    assert executed == ["read and parse", "plan and lower", *launch]
+    assert executed[:5] == ["read and parse", "plan and lower", *launch]
+    # A command that ends within 10 ms is a part of the first span.
+    assert (spans, executed[5:]) in (
+        (["execute"], ["command"]),
+        (["execute", "command"], []),
+    )
     for call in by_call.values():
         ends = {
             span["id"]: span["offset_ms"] + span["duration_ms"] for span in call.get("spans", ())

@@ -157,7 +157,10 @@ class TestPod:
         self, name: str, exec_id: str, process: dict[str, Any], tty: bool = False, **streams: bool
     ) -> ExecSession:
         """Run a process in a container."""
-        return await self.client.exec(name, exec_id, process, tty=tty, **streams)
+        streams = {"stdout": True, "stderr": True, **streams}
+        return await self.client.exec(
+            messages.StartExec(name, exec_id, process, tty=tty, **streams)
+        )
 
     async def exited(self, name: str, timeout_s: float = TIMEOUT_S) -> Exit:
         """Wait for a container's exit event."""

@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from cri_server.pod.client import ExecSession
 from pyrunc.errors import Error, NotFound, WrongState
-from pyrunc.shim.messages import PauseExited, PauseStarted
+from pyrunc.shim.messages import PauseExited, PauseStarted, StartExec
 from tests.kernel.shim.pod import (
     TIMEOUT_S,
     TestPod,
@@ -268,6 +270,36 @@ async def test_an_exec_runs_in_the_container(pod: TestPod) -> None:
     session.close()
     with pytest.raises(NotFound, match="executable file not found"):
         await pod.exec("a", "e2", {"args": ["nothing"], "cwd": "/"})
+
+
+async def test_a_short_exec_is_answered_once_with_its_exit_and_output(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 100")
+    before = len(pod.events)
+
+    async def run(script: str, wait_ms: int = 30_000, **streams: bool) -> ExecSession:
+        process = {"args": ["sh", "-c", script], "cwd": "/"}
+        streams = {"stdout": True, "stderr": True, **streams}
+        return await pod.client.exec(
+            StartExec("a", f"e{time.monotonic_ns()}", process, exit_within_ms=wait_ms, **streams)
+        )
+
+    session = await run(r"printf '\377\0out'; echo err >&2; sleep 300 & exit 3")
+    assert session.output == (b"\xff\0out", b"err\n") and session.exited.result() == 3
+    assert session.stdout_fd is None and len(pod.events) == before
+    for script, streams in (
+        ("head -c 5000 /dev/zero", {}),  # longer than an answer may be
+        ("exit 0", {"stdin": True}),
+        ("exit 0", {"stderr": False}),
+    ):
+        session = await run(script, **streams)
+        assert session.output is None and session.stdout_fd is not None
+        assert len(await read_all(session.stdout_fd)) == (5000 if "head" in script else 0)
+        assert await session.exited == 0
+        session.close()
+    session = await run("echo early; sleep 0.5; echo late", wait_ms=1)
+    assert session.output is None and not session.exited.done() and session.stdout_fd is not None
+    assert await read_all(session.stdout_fd) == b"early\nlate\n" and await session.exited == 0
+    session.close()
 
 
 async def test_an_exec_can_have_a_terminal_of_the_container(pod: TestPod) -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from cri_server.pod.client import ExecSession, ShimClient
 from pyrunc.errors import Error, KernelError, NotFound, PeerError, WrongState
+from pyrunc.shim.messages import StartExec
 from tests.kernel.shim.pod import (
     TestPod,
     children,
@@ -480,7 +481,7 @@ async def test_sessions_of_a_killed_server_are_killed_and_the_container_is_not(
     await pod.run("a", "exec sleep 1000")
     dying = await ShimClient.connect(pod.sandbox)
     process = {"args": ["/bin/sh", "-c", "sleep 100 & sleep 100"]}
-    session = await dying.exec("a", "e1", process)
+    session = await dying.exec(StartExec("a", "e1", process, stdout=True, stderr=True))
     await until(lambda: len(pod.processes()) >= 3)
     dying.close()
     with pytest.raises(PeerError):
