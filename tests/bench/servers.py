@@ -44,16 +44,16 @@ class Server:
     launch: Callable[[], None]
 
     def processes(self) -> list[int]:
-        """Return the server, its helpers, and a pod's processes beside the user's: shims,
-        monitors, pause."""
+        """Return the server, its helpers, and the processes of pods that are not the user's: shims,
+        monitors, pause processes."""
         return memory.of_a_server(self.namespace)
 
     def helpers(self) -> list[int]:
-        """Return the same without the server's own process."""
+        """Return `processes` without the server's own process."""
         return [pid for pid in self.processes() if pid != self.program.pid]
 
     def kill_and_launch(self) -> None:
-        """Kill it like `kill -9` and start it again, without waiting."""
+        """Kill the server like `kill -9` and start it again, without waiting."""
         self.program.stop(signal.SIGKILL)
         self.launch()
 

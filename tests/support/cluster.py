@@ -121,7 +121,8 @@ class Cluster(Kubectl):
         self._switch.remove()
 
     def start_kubelet(self, node: Node | None = None, **changes: object) -> None:
-        """Start a node's kubelet, by default the first node's; also after a test has killed it."""
+        """Start the kubelet of `node`, by default of the first node, with `changes` to its
+        configuration. The kubelet may have run before and have been killed."""
         node = node or self.node
         node.start_kubelet(
             self.bin / "kubelet", self.control.pki, self.control.node_kubeconfig(node), **changes

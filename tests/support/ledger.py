@@ -100,7 +100,8 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
 
 @contextlib.contextmanager
 def nothing_left(by: str, *, of_machine: bool = True) -> Iterator[None]:
-    """Fail after the block if it leaves anything behind; `by` is the subject of the error."""
+    """Fail after the `with` block if it leaves anything behind. `by`: the subject of the error
+    message."""
     before = take(of_machine=of_machine)
     yield
     leaks = settle(before)
