@@ -84,7 +84,7 @@ class Authority:
         - apiserver: the API server's, also valid for `names`.
         - front-proxy: the API server's client certificate for API servers that extend it.
         - admin: the administrator's.
-        - each of `nodes`: the kubelet's client certificate.
+        - each of `nodes`: the kubelet's.
         """
         self.sign("apiserver", "/CN=kube-apiserver", names)
         self.sign("front-proxy", "/CN=front-proxy")

@@ -81,8 +81,8 @@ class Cluster(Kubectl):
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the cluster; return when the nodes are Ready. With an empty `network` the nodes
-        cannot become Ready, so return when only their network is missing.
+        """Start the cluster; return when the nodes are Ready. With an empty `network` do not wait
+        for this, because nodes without a network do not become Ready.
 
         `network`: the CNI configuration of the nodes; None: a bridge with the pod CIDRs from
         kubelet.

@@ -133,8 +133,8 @@ def children() -> dict[str, str]:
 
 
 def own_processes(there: Processes) -> dict[str, str]:
-    """Return the other processes of this session, in any cgroup: those whose environment has the
-    session's mark, and their descendants.
+    """Return the other processes of this session, in any cgroup: those with the session's mark in
+    their environment or in the name of their cgroup, and their descendants.
 
     The environment of a container's process is the image's, without the mark. Such a process is
     recognized by its cgroup or its parents.
