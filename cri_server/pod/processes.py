@@ -75,7 +75,7 @@ class ShimProcesses:
         self._closed = False
 
     def begin(self) -> None:
-        """Connect to the shims of an earlier server and fork the missing ones, in the background.
+        """Connect to the shims of a previous server and fork the missing ones, in the background.
         Further calls do nothing."""
         if self._started is None:
             self._started = self._in_background(self._start())
