@@ -130,8 +130,8 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
 
 
 def is_unwritten(path: str | os.PathLike[str]) -> bool:
-    """Return whether the file is empty. A file that `named_first` wrote is empty if a power cut
-    came before its fsync. Raises OSError."""
+    """Return whether the file is empty. After a power cut before its fsync, a file of `named_first`
+    is empty. Raises OSError."""
     return os.path.getsize(path) == 0
 
 

@@ -222,8 +222,8 @@ def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan
 
 
 def _with_maps(spec: Spec, pid: int) -> Spec:
-    """Return the configuration with the id maps of the container's process, if the container joined
-    a user namespace by path and so has no maps in its configuration."""
+    """Return the configuration; if the container joined a user namespace by path, with the id maps
+    of the container's process, because the configuration then has none."""
     linux = spec.linux
     if linux.namespace("user") is None or linux.uid_mappings:
         return spec

@@ -45,8 +45,8 @@ def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
 
 def binds_in_root(spec: Spec, bundle: str, root_path: str) -> dict[int, str]:
     """Return the bind mounts whose source is in the container's root directory, above or below an
-    earlier mount, by their index in the spec's mounts: the source's path in the root. `root_path`:
-    the root directory, relative to `bundle`.
+    earlier mount: index in the spec's mounts -> the source's path in the root. `root_path`: the
+    root directory, relative to `bundle`.
 
     Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
     order of the mounts. runc opens the path on the host, where a link in the container's files may
@@ -77,9 +77,12 @@ def resolve_binds(
     """Return the bind mounts that the container's process makes itself: index in the spec's mounts
     -> (real path of the source, whether the source is a directory).
 
+    - `sources`: facts about sources that the caller has looked up; these sources are not looked up
+      again
+    - `in_root`: indexes of mounts to leave out
+
     Symbolic links are followed only here. The process opens the real path and refuses links, so a
-    path that is swapped meanwhile is an error. `sources`: facts about sources that the caller has
-    looked up; these sources are not looked up again. `in_root`: indexes of mounts to leave out.
+    path that is swapped meanwhile is an error.
     """
     binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):

@@ -175,9 +175,8 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Cont
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
-    """Return whether the container gets its own cgroup. False if the runtime may not make cgroups,
-    as is usual for root of a user namespace. Raises InvalidSpec if the specification then has a
-    cgroup path or limits."""
+    """Return whether the runtime may make a cgroup for the container. It may usually not as root of
+    a user namespace. Raises InvalidSpec if the specification then has a cgroup path or limits."""
     from pyrunc.cgroups.naming import place
 
     group = place(spec.linux.cgroups_path, container_id, driver)

@@ -344,8 +344,8 @@ def _open_place(place: PreparedMount, request: CreateRequest, descriptors: Named
 
 
 def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
-    """Return a detached clone of the mount of `place.source`, a file or folder of the host, and
-    make the mount point `place.place`: a folder if the source is a folder, a file if it is a file.
+    """Return a detached clone of the mount of `place.source`, a file or folder of the host. Make
+    the mount point `place.place`, which is a file or a folder like the source.
 
     Raises KernelError, OSError, InvalidArgument (the request has no descriptor of the source).
     """
@@ -459,7 +459,7 @@ def forget(directory: str) -> None:
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:
     """Return the configuration; if it has no OOM score, with the server's. Otherwise the process
-    would inherit the shim's score, by which the OOM killer spares the shim."""
+    would inherit the shim's score, which protects the shim from the OOM killer."""
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec
