@@ -53,8 +53,8 @@ def write_bytes(
     """Replace the file `path` by `content`. A reader sees the earlier or the new content, never a
     part.
 
-    - `durable`: fsync the file and its folder
-    - `named`: with `durable`, False: do not fsync the folder
+    - `durable`: fsync the file
+    - `named`: with `durable`, fsync the folder as well
     - `named_first`: rename before the file's fsync
 
     Raises OSError with the file's name, after removing the temporary file. If a write with

@@ -77,7 +77,7 @@ class CreateRequest(Value):
     - `source_fds`: O_PATH descriptors of bind sources, by the same paths. The caller closes them.
       These paths are not looked up again. A bind that the container's process makes itself needs no
       descriptor.
-    - `pivot`: False: mount the root over the host's root
+    - `pivot`: use pivot_root(2). False: mount the root over the host's root.
 
     Cgroup, credentials and start:
 

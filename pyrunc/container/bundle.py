@@ -85,7 +85,7 @@ class CreateOptions(Value):
     - `keyring`: make a session keyring for the container
     - `preserve_fds`: our descriptors that become 3, 4, … in the container
     - `start_immediately`: execute the container's command. False: wait for `start`.
-    - `pivot`: False: mount the root over the host's root
+    - `pivot`: use pivot_root(2). False: mount the root over the host's root.
     - `notify`: the socket of a service manager that waits for the container to be ready
     - `trace`: see `CreateRequest`
     - `attached`: the runtime stays and copies the container's terminal to its own

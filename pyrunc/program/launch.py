@@ -252,8 +252,7 @@ def launch(
     - `stdio`: our three descriptors that become the launcher's stdio
     - `fds`: number in the launcher -> our descriptor, for all other descriptors
 
-    The caller must close its descriptors; the launcher has copies. The launcher's environment is
-    empty.
+    The caller's descriptors stay open; the launcher has copies and an empty environment.
     """
     numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(numbers) + 1
