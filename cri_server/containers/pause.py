@@ -6,9 +6,7 @@ also after a restart of the server.
 
 from __future__ import annotations
 
-import asyncio
-
-from cri_server.operations.tasks import shield_until_done
+from cri_server.operations.tasks import finish_in_thread
 from cri_server.services import Services
 from cri_server.spec import groups
 from cri_server.status.paused import is_paused
@@ -39,9 +37,7 @@ async def freeze(container: Container) -> None:
     the caller can thaw the container afterwards. Raises WrongState, DeadlineExceeded, KernelError.
     """
     try:
-        await shield_until_done(
-            asyncio.to_thread(groups.place(container.cgroups_path, container.id).freeze)
-        )
+        await finish_in_thread(groups.place(container.cgroups_path, container.id).freeze)
     except KernelError as error:
         if error.errno in cgroup.GONE:
             raise WrongState(f"container {container.id} has exited") from None

@@ -10,7 +10,7 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.containers import launch
 from cri_server.operations.steps import Step, Steps
-from cri_server.operations.tasks import shield_until_done
+from cri_server.operations.tasks import finish_in_thread
 from cri_server.services import Services
 from cri_server.spec import groups, resources
 from cri_server.store import disk
@@ -62,7 +62,7 @@ async def apply(
 async def write_cgroup(context: UpdateContext) -> None:
     if context.container.running:
         # Shielded, because the undo must not run before the write has ended.
-        await shield_until_done(asyncio.to_thread(_write, context, context.merged, context.changes))
+        await finish_in_thread(lambda: _write(context, context.merged, context.changes))
 
 
 async def restore_cgroup(context: UpdateContext) -> None:

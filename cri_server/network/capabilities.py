@@ -100,9 +100,9 @@ def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
 
 
 def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
-    """Return the bandwidth limits in a pod's annotations (Kubernetes quantities of bits per
-    second), None without such annotations. Raises InvalidArgument for a value that is no quantity,
-    or is not between 1k and 1P."""
+    """Return the bandwidth limits in a pod's annotations, Kubernetes quantities of bits per second;
+    None without them. Raises InvalidArgument for a value that is no quantity, or is not between 1k
+    and 1P."""
     rates = {
         direction: _rate(annotations[key], key)
         for direction, key in _ANNOTATIONS.items()

@@ -82,7 +82,7 @@ for its first pods."""
 @dataclass(frozen=True, slots=True)
 class _PluginStep:
     """One plugin to run. `program`: the path of its executable, "" for a plugin of pyrunc's own.
-    `input`: the configuration that the plugin gets."""
+    `input`: the configuration that it gets."""
 
     kind: str
     program: str
@@ -353,8 +353,8 @@ class PluginRunner:
         return None if reply.result is None else _parse_result(reply.result, names, network)
 
     def _require(self, steps: list[_PluginStep]) -> None:
-        """Check that the plugins of `steps`, for which no executable was found, are pyrunc's own.
-        Raises PeerError, which names the first plugin that is not."""
+        """Check that the plugins of `steps`, which have no executables, are pyrunc's own. Raises
+        PeerError naming the first one that is not."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"CNI plugin {unknown[0]!r} is not in {self.folders}")

@@ -120,9 +120,8 @@ class Configuration:
             )
 
     def _with_more_plugins(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the conflist object `value` with more plugins: those that are configured in the
-        subfolder with the network's name. Raises CniError for a malformed configuration, OSError.
-        """
+        """Return the conflist object `value`, with the plugins appended that the subfolder with the
+        network's name configures. Raises CniError for a malformed configuration, OSError."""
         inline, name = value.get("plugins", []), plugin_folder(value)
         folder = os.path.join(self._folder, name)
         if not name or not isinstance(inline, list) or not os.path.isdir(folder):

@@ -35,7 +35,7 @@ from cri_server.network.names import NamespaceNames, is_name
 from cri_server.network.names import remove as remove_name
 from cri_server.network.pod_ranges import PodRanges
 from cri_server.operations.locks import KeyedLock
-from cri_server.operations.tasks import shield_until_done
+from cri_server.operations.tasks import finish_in_thread, shield_until_done
 from cri_server.zygote.client import Zygote
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, PeerError, WrongState
@@ -372,7 +372,7 @@ class NetworkService:
         with disk_errors("write", "the network's record"):
             # A thread cannot be stopped: a roll-back that overtook it would leave the record
             # behind.
-            await shield_until_done(asyncio.to_thread(self._attachments.write, attachment))
+            await finish_in_thread(lambda: self._attachments.write(attachment))
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
         """Run DEL after a failed ADD, and remove the namespace's name and the record. If DEL fails,

@@ -116,9 +116,8 @@ def limits(requested: Sequence[str]) -> Limits:
 
 
 def _highest(name: str, may_raise: bool) -> int:
-    """Return the highest hard limit that this process may set for the resource `name` (such as
-    RLIMIT_NOFILE); above it setrlimit(2) fails with EPERM. `may_raise`: this process has
-    CAP_SYS_RESOURCE."""
+    """Return the highest hard limit that this process may set for `name`, such as RLIMIT_NOFILE;
+    above it setrlimit(2) fails with EPERM. `may_raise`: this process has CAP_SYS_RESOURCE."""
     if not may_raise:
         return resource.getrlimit(RLIMITS[name])[1]
     # The kernel answers EPERM above fs.nr_open, also with CAP_SYS_RESOURCE (do_prlimit in

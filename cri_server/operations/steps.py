@@ -121,8 +121,8 @@ class Parallel(Generic[Context]):
 
 
 class Steps(Generic[Context]):
-    """The steps of `verb`, in order. `run` performs all of them; when a step fails, `run` undoes
-    those that have begun."""
+    """The steps of `verb`, in order. `run` performs all of them; when one fails, it undoes those
+    that have begun."""
 
     registered: ClassVar[dict[str, Steps[Any]]] = {}
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+import contextvars
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar
 
@@ -41,7 +42,14 @@ async def background(work: Coroutine[Any, Any, None], name: str) -> AsyncIterato
             task.result()
 
 
-async def shield_until_done(work: Coroutine[Any, Any, Outcome]) -> Outcome:
+async def finish_in_thread(work: Callable[[], Outcome]) -> Outcome:
+    """Run `work` in a thread, and wait for its end even when the caller is cancelled."""
+    # asyncio.to_thread is a coroutine, so it would need a task beside the caller's.
+    run = contextvars.copy_context().run
+    return await shield_until_done(asyncio.get_running_loop().run_in_executor(None, run, work))
+
+
+async def shield_until_done(work: Awaitable[Outcome]) -> Outcome:
     """Wait for `work` even when the caller is cancelled, so that later steps or an undo cannot run
     before its end. Used for threads and forks, which cannot be stopped."""
     running = asyncio.ensure_future(work)

@@ -75,7 +75,7 @@ class ShimProcesses:
         self._closed = False
 
     def begin(self) -> None:
-        """Connect to the shims of a previous server and fork the missing ones, in the background.
+        """Connect to the shims of an earlier server and fork the missing ones, in the background.
         Further calls do nothing."""
         if self._started is None:
             self._started = self._in_background(self._start())
@@ -156,8 +156,8 @@ class ShimProcesses:
         network: bool,
     ) -> tuple[ProcessIdentity, str | None]:
         """Have the least loaded shim serve a new pod; fork a shim if none lives. `pods`: the number
-        of pods by shim. Return the shim, and the path of the pod's new network namespace (None
-        without `network`).
+        of pods by shim. Return the shim and, with `network`, the path of the pod's new network
+        namespace.
 
         Raises Unavailable when the shim does not answer, and Error when a shim cannot be forked.
         """
@@ -198,7 +198,7 @@ class ShimProcesses:
                 await self._fork()
 
     async def _use_again(self, folder: Path) -> None:
-        """Connect to the shim in `folder`, which a previous server has started. The shim gets new
+        """Connect to the shim in `folder`, which an earlier server has started. The shim gets new
         pods if it is of this version, else is registered as outdated. A dead shim's folder is
         deleted."""
         try:

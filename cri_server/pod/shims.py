@@ -86,8 +86,8 @@ class Shims:
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """Return the connection to the sandbox's shim. Return None if there is no shim, if the shim
-        does not answer, or if it has not yet taken over the whole pod."""
+        """Return the connection to the sandbox's shim. None if there is no shim, if it does not
+        answer, or if it has not yet taken over the whole pod."""
         return None if sandbox.id in self._taking_over else self._connection(sandbox)
 
     def _connection(self, sandbox: Sandbox) -> ShimClient | None:

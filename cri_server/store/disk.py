@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from cri_server.operations.tasks import shield_until_done
+from cri_server.operations.tasks import finish_in_thread
 from cri_server.store.facts import entries
 from cri_server.store.model import Container, Sandbox
 from cri_server.store.paths import Paths
@@ -137,7 +137,7 @@ async def _remove(
         _delete(trash, root, state)
 
     async with subject.on_disk:
-        await shield_until_done(asyncio.to_thread(remove))
+        await finish_in_thread(remove)
     trash.empty_soon()
 
 
@@ -145,7 +145,7 @@ async def write_in_thread(work: Callable[[], object], path: Path) -> None:
     """Run `work` in a thread, and wait for its end even when cancelled. Converts an OSError to
     ResourceExhausted or KernelError, with `path` unless the error names a file."""
     with disk_errors("write", str(path)):
-        await shield_until_done(asyncio.to_thread(work))
+        await finish_in_thread(work)
 
 
 async def remove_record(path: Path) -> None:

@@ -55,8 +55,7 @@ class StreamingSession(ABC):
 
     The descriptors are pipes, sockets or the master of a pty, and `None` for streams that the
     client did not request. With a tty `stdout_fd` is the master and `stdin_fd` a duplicate of it.
-    The descriptors stay open until `close_stdin` and `close`. The streaming server makes them
-    non-blocking.
+    They stay open until `close_stdin` and `close`. The streaming server makes them non-blocking.
     """
 
     def __init__(self, stdin: int | None, stdout: int | None, stderr: int | None) -> None:

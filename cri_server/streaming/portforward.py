@@ -144,7 +144,7 @@ class ForwardLimits:
 
     @contextlib.asynccontextmanager
     async def dialing(self) -> AsyncIterator[None]:
-        """Wait until a dial of this session may run. The dial counts as running during the `with`
+        """Wait until a dial of this session may run. The dial counts as running during the
         block."""
         async with self._session_dials, self._dials.turn(self._pod):
             yield

@@ -32,8 +32,7 @@ class Crio:
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
-        """`namespace`: the network namespace in which CRI-O runs. `mounts`: the file of a mount
-        namespace of which CRI-O gets a copy; "": the present one."""
+        """Take the names; `mounts` is the file of a mount namespace that CRI-O's copies."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "state/crio.sock"
         self.program = Program("crio", folder)
@@ -42,7 +41,7 @@ class Crio:
         self._groups_before, self._had_default = _groups(), CRUNS_DEFAULT.exists()
 
     def launch(self) -> None:
-        """Start CRI-O with its stored images, without waiting."""
+        """Start it over its images, without waiting."""
         self.socket.unlink(missing_ok=True)
         environment = {"CONTAINERS_REGISTRIES_CONF": f"{self.folder}/registries.conf"}
         command = [f"{self._programs}/crio", "-c", f"{self.folder}/crio.conf", "-d", ""]
@@ -51,7 +50,7 @@ class Crio:
         )
 
     def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
-        """Import `images` (docker-archives), one of them named like PAUSE, and start CRI-O."""
+        """Import `images` (docker-archives), one of them named like PAUSE, and start it."""
         self._write_configuration()
         self._make_mounts()
         for image in images:
@@ -65,8 +64,8 @@ class Crio:
         return version_of(self._programs / "crun")
 
     def stop(self) -> None:
-        """Stop CRI-O, whose pods must have been removed. Also remove the cgroup of all pods, which
-        CRI-O leaves in each hierarchy."""
+        """Stop it; its pods must have been removed. Also removes the cgroup of all pods, which
+        it leaves in each hierarchy."""
         self.program.stop()
         self._sleeper.stop(signal.SIGKILL)
         for group in sorted(_groups() - self._groups_before, reverse=True):
@@ -105,9 +104,8 @@ class Crio:
             raise RuntimeError(f"CRI-O does not import {image}: {done.stderr}")
 
     def _write_configuration(self) -> None:
-        """Write CRI-O's configuration, with `folder`/state in place of /run. The configuration
-        names no signature policy: with a policy, CreateContainer demands `user_specified_image` of
-        its ImageSpec."""
+        """Write its configuration, with `folder`/state in place of /run. No signature policy is
+        named: with one CreateContainer demands `user_specified_image` of its ImageSpec."""
         net = self.folder / "net.d"
         net.mkdir(parents=True, exist_ok=True)
         (self.folder / "state").mkdir(exist_ok=True)
@@ -168,7 +166,7 @@ def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _groups() -> set[Path]:
-    """Return CRI-O's cgroups at the top of the trees of both versions, and all below them."""
+    """Return the peer's cgroups at the top of the trees of both versions, and below its own."""
     tops = {
         group
         for place in ("crio*", "*/crio*")

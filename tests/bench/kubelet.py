@@ -92,8 +92,8 @@ KINDS: dict[str, type[Node]] = {"containerd": ContainerdNode, "crio": CrioNode, 
 
 
 class Api:
-    """Uses Kubernetes' API with an administrator's rights. `ready` and `gone`: the time when each
-    pod was first seen Ready or deleted."""
+    """Uses Kubernetes' API with an administrator's rights; `ready` and `gone` have the time when
+    each pod was first seen so."""
 
     def __init__(self, pki: Path) -> None:
         self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))
@@ -116,7 +116,7 @@ class Api:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note in `ready` and `gone` which pods become Ready or disappear in the `with` block."""
+        """Note pods that become Ready or go."""
         connection = self._connect()
         connection.request("GET", f"{PODS}?watch=1&resourceVersion=0")
         response = connection.getresponse()

@@ -97,8 +97,7 @@ class Bench:
             self.rates["CPU of the machine per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
 
     def rest(self, label: str, pods: int) -> None:
-        """Measure the memory of the server without pods, and then how much it grows for each quiet
-        pod."""
+        """Measure the server, and then pods, after a while without work."""
         before_kib = self.idle()
         running = [self.up(f"{label}-{i}") for i in range(pods)]
         for pair in running:
@@ -109,8 +108,8 @@ class Bench:
             self.down(pair)
 
     def idle(self) -> int:
-        """Wait a while without pods, then measure the memory of the server with all its helpers.
-        Return `private_kib`."""
+        """Measure the server with all its helpers after a while without pods; returns
+        `private_kib`."""
         time.sleep(QUIET_S)
         self.rates["idle server and helpers, PSS"].append(
             memory.pss_kib(self.server.processes()) / 1024

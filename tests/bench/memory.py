@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def of_a_server(namespace: str) -> list[int]:
-    """Return the processes in the network namespace `namespace`, and their children that are pause
-    processes in a pod's network namespace."""
+    """Return the processes in the network namespace of this name, and the pause processes that
+    are children of these and have a pod's."""
     file = os.stat(f"/run/netns/{namespace}")
     parents: dict[int, int] = {}
     inside: set[int] = set()
@@ -29,14 +29,13 @@ def of_a_server(namespace: str) -> list[int]:
 
 
 def private_kib(processes: Collection[int]) -> int:
-    """Return the sum of the private memory of these processes, clean and dirty, in KiB. A process
-    that has ended counts as 0."""
+    """Return private memory of these processes together, clean and dirty, in KiB; a process that
+    has ended counts as 0."""
     return _kib(processes, ("Private_Clean:", "Private_Dirty:"))
 
 
 def pss_kib(processes: Collection[int]) -> int:
-    """Return the sum of the proportional set sizes of these processes in KiB, in which shared
-    memory counts once."""
+    """Return their proportional set size in KiB: shared memory counts once."""
     return _kib(processes, ("Pss:",))
 
 

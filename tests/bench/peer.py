@@ -34,7 +34,7 @@ class Containerd:
         self._there = _groups()
 
     def launch(self) -> None:
-        """Start containerd without waiting."""
+        """Start it without waiting."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_configuration()
         command = [f"{self.built}/bin/containerd", "-c", f"{self.folder}/config.toml"]
@@ -42,7 +42,7 @@ class Containerd:
         self.program.start([*enter(self.namespace, self.mounts), *command], environment=environment)
 
     def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
-        """Start containerd and import `images` (docker-archives), one of them named like PAUSE."""
+        """Start it and import `images` (docker-archives), one of them named like PAUSE."""
         self.launch()
         if not wait_until(lambda: self._ctr("version").returncode == 0, timeout_s):
             raise RuntimeError(f"containerd does not answer:\n{self.program.tail()}")
@@ -56,8 +56,8 @@ class Containerd:
         return version_of(self.built / "bin/runc")
 
     def stop(self) -> None:
-        """Stop containerd, whose pods must have been removed. Also remove the cgroup of all pods,
-        which containerd leaves in each hierarchy."""
+        """Stop it; its pods must have been removed. Also removes the cgroup of all pods, which
+        it leaves in each hierarchy."""
         self.program.stop()
         for group in _groups() - self._there:
             group.rmdir()

@@ -98,8 +98,7 @@ class Side:
         self.bench._sample(f"removal, {step}", begin)
 
     def start(self, label: str, step: str) -> tuple[str, str]:
-        """Start a pod of the image; return the ids of its sandbox and container. Note how long
-        CreateContainer and StartContainer took together."""
+        """Start a pod of the image; returns the time of its container."""
         bench = self.bench
         bench.samples.pop("CreateContainer", None), bench.samples.pop("StartContainer", None)
         pair = bench.up(label)
@@ -116,20 +115,19 @@ class Side:
         self.bench._sample(f"read all files, {step}", begin)
 
     def cached_tars(self) -> int:
-        """Return how many bytes of the layers' tars are in the page cache, besides the files that
-        containers see; 0 for containerd."""
+        """Return bytes of our layers' tars in memory, beside the containers' mounts; 0 for
+        containerd."""
         return cached(_files(self.store / "images/tars"))
 
     def wait_until_dropped(self) -> None:
-        """Wait until pyrunc's server has dropped the pages of tars. A tmpfs keeps its pages."""
+        """Wait until our server has dropped tars' pages; files on a tmpfs stay in memory."""
         before = self.cached_tars()
         wait_until(
             lambda: not before or self.cached_tars() < before / 10, TARS_DROPPED_S, every_s=5
         )
 
     def note_cache(self, step: str, seen_bytes: int) -> None:
-        """Note the size of the page cache: `seen_bytes`, the part that containers see, and the
-        tars."""
+        """Note the page cache; `seen_bytes`: the part that containers see."""
         name = f"MiB of page cache, {step}"
         self.bench.rates[name].append((seen_bytes + self.cached_tars()) / 2**20)
 

@@ -46,8 +46,8 @@ class Cost(NamedTuple):
 
 
 class Side:
-    """A runtime under measurement: its command, the folder of its containers, and its samples (wall
-    time, CPU time, peak memory)."""
+    """A runtime under measurement: its command, its containers' folder, and its samples: wall time,
+    CPU time, peak memory."""
 
     def __init__(
         self, name: str, program: Sequence[str], folder: Path, prefix: Sequence[str] = ()
@@ -126,7 +126,7 @@ class Side:
 
     @contextlib.contextmanager
     def container(self) -> Iterator[None]:
-        """Run a container called `long` during the `with` block."""
+        """Run a container called `long` during the block."""
         self.call("run", "--detach", "--bundle", str(self._bundles["long"]), "long")
         try:
             yield
@@ -144,8 +144,7 @@ def build_spawn(folder: Path) -> None:
 
 @contextlib.contextmanager
 def without_the_v2_tree() -> Iterator[list[str]]:
-    """Provide the first words of a command line, with which the command after them sees only cgroup
-    v1. Provides none on a host without cgroup v1."""
+    """Return words before a command so that it sees only cgroup v1; none where there is no v1."""
     if not os.path.ismount(UNIFIED):
         yield []
         return

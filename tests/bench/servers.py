@@ -44,16 +44,16 @@ class Server:
     launch: Callable[[], None]
 
     def processes(self) -> list[int]:
-        """Return the server, its helpers, and the processes of pods that are not the user's: shims,
-        monitors, pause processes."""
+        """Return the server, its helpers, and a pod's processes beside the user's: shims,
+        monitors, pause."""
         return memory.of_a_server(self.namespace)
 
     def helpers(self) -> list[int]:
-        """Return `processes` without the server's own process."""
+        """Return the same without the server's own process."""
         return [pid for pid in self.processes() if pid != self.program.pid]
 
     def kill_and_launch(self) -> None:
-        """Kill the server like `kill -9` and start it again, without waiting."""
+        """Kill it like `kill -9` and start it again, without waiting."""
         self.program.stop(signal.SIGKILL)
         self.launch()
 

@@ -44,8 +44,7 @@ class Authority:
         )
 
     def sign(self, name: str, subject: str, names: Iterable[str] = ()) -> None:
-        """Sign a certificate `name` for `subject`, valid for the names in NAMES and `names`
-        (`IP:…`, `DNS:…`)."""
+        """Sign a certificate for `subject`, valid under NAMES and `names` (`IP:…`, `DNS:…`)."""
         extensions, request = self.folder / f"{name}.names", f"{self.folder}/{name}.csr"
         extensions.write_text(
             f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"  # noqa: E501
@@ -84,7 +83,7 @@ class Authority:
         - apiserver: the API server's, also valid for `names`.
         - front-proxy: the API server's client certificate for API servers that extend it.
         - admin: the administrator's.
-        - each of `nodes`: the kubelet's.
+        - each of `nodes`: the kubelet's client certificate.
         """
         self.sign("apiserver", "/CN=kube-apiserver", names)
         self.sign("front-proxy", "/CN=front-proxy")

@@ -41,7 +41,7 @@ def _source(work: Path) -> Path:
 
 
 def _build(source: Path) -> Path:
-    """Build busybox, statically, with the applets of the default configuration except LEFT_OUT."""
+    """Build all applets of the default configuration, which is dynamic."""
     _make(source, "defconfig")
     config = (
         (source / ".config").read_text().replace("# CONFIG_STATIC is not set", "CONFIG_STATIC=y")

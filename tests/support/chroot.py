@@ -62,8 +62,7 @@ class Machine:
 
     def run(self, command: str, *, check: bool = True, environment: dict[str,
         str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """Run a shell command in the machine. Raises AssertionError with its output when the
-        command fails."""
+        """Run a shell command inside. Raises AssertionError with its output when it fails."""
         done = subprocess.run(
             [*self.enter(), command],
             env=ENVIRONMENT | (environment or {}), capture_output=True, text=True, check=False,
@@ -75,8 +74,8 @@ class Machine:
         return done
 
     def enter(self) -> list[str]:
-        """Return the first words of a command line, which run the shell command after them in the
-        machine, as a child of this process."""
+        """Return the words before a shell command that is to run inside, as this process's
+        child."""
         return ["nsenter", f"--target={self.pid}", "--all", "--root", "sh", "-c", 'cd /; eval "$0"']
 
 
@@ -84,8 +83,7 @@ class Machine:
 def machine(
     folder: Path, suite: str, packages: Sequence[str] = (), *, own_network: bool = False
 ) -> Iterator[Machine]:
-    """Start a fresh system with `packages` below `folder`; remove the folder after the `with`
-    block."""
+    """Start a fresh system with `packages` below `folder`; afterwards the folder is empty again."""
     root = folder / "root"
     root.mkdir(parents=True)
     try:
@@ -102,7 +100,7 @@ def machine(
 
 @contextlib.contextmanager
 def entered(root: Path, *, own_network: bool = False) -> Iterator[Machine]:
-    """Run the system at `root` as a machine. Its processes are killed after the `with` block."""
+    """Run the system at `root` as a machine; all its processes are killed at the end."""
     spaces = [
         "--mount",
         "--pid",

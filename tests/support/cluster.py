@@ -81,8 +81,8 @@ class Cluster(Kubectl):
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the cluster; return when the nodes are Ready. With an empty `network` do not wait
-        for this, because nodes without a network do not become Ready.
+        """Start the cluster; return when the nodes are Ready. With an empty `network` the nodes
+        cannot become Ready, so return when only their network is missing.
 
         `network`: the CNI configuration of the nodes; None: a bridge with the pod CIDRs from
         kubelet.
@@ -121,8 +121,7 @@ class Cluster(Kubectl):
         self._switch.remove()
 
     def start_kubelet(self, node: Node | None = None, **changes: object) -> None:
-        """Start the kubelet of `node`, by default of the first node, with `changes` to its
-        configuration. The kubelet may have run before and have been killed."""
+        """Start a node's kubelet, by default the first node's; also after a test has killed it."""
         node = node or self.node
         node.start_kubelet(
             self.bin / "kubelet", self.control.pki, self.control.node_kubeconfig(node), **changes

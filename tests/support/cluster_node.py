@@ -55,8 +55,8 @@ class Switch:
         self.name, self._outside = f"{name}-switch", f"{name[:12]}-up"
 
     def make(self) -> None:
-        """Make the namespace, and a link from this machine to its bridge, which is up before any
-        node is connected."""
+        """Make the namespace and the machine's link, whose end in it is up before any node is
+        connected."""
         _run("ip netns add", self.name)
         _run("ip -n", self.name, "link add nodes type bridge")
         _run("ip -n", self.name, "link set nodes up")

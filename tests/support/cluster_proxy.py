@@ -21,8 +21,8 @@ class Proxies:
         }
 
     def start(self) -> None:
-        """Start kube-proxy in the namespaces of each node. The limits of conntrack belong to the
-        machine and stay unchanged."""
+        """Start them in the nodes' namespaces; conntrack's limits belong to the machine and stay
+        unchanged."""
         for node in self.cluster.nodes:
             self._running[node.host].start(
                 node.inside(
@@ -41,6 +41,6 @@ class Proxies:
             )
 
     def stop(self) -> None:
-        """End each kube-proxy."""
+        """End them."""
         for program in self._running.values():
             program.stop()

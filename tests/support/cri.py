@@ -11,7 +11,7 @@ from tests.support.processes import wait_until
 
 
 class Client:
-    """The client of both CRI services. `runtime` and `image` are the generated stubs."""
+    """`runtime` and `image` are the generated stubs."""
 
     def __init__(self, socket: Path | str) -> None:
         from cri_server.api import api_pb2_grpc

@@ -40,8 +40,7 @@ def programs() -> Path:
 
 
 def _build_daemon(out: Path) -> None:
-    """Build flanneld from the module's root, and rename the program from the module's name. The
-    build needs cgo, because one of the backends is C."""
+    """Build flanneld with the module's name as the program's name; one of its backends is C."""
     module = "github.com/flannel-io/flannel"
     requirements = (
         f"{module}@{FLANNEL}"

@@ -32,8 +32,7 @@ MNT_DETACH = 2
 
 
 class Volume:
-    """A FUSE volume at `path` during the `with` block. The kernel does not cache its entries, so
-    each lookup is a request."""
+    """A FUSE volume at `path` during the block. It has no cache, so each lookup is a request."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,7 +64,7 @@ class Volume:
             self.requests.clear()
 
     def answer(self) -> None:
-        """Answer requests again; first those that wait."""
+        """Answer again, the waiting requests first."""
         with self._lock:
             self._looks_left = None
             waiting, self._waiting = self._waiting, []

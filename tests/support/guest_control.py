@@ -41,8 +41,8 @@ class GuestControlPlane:
         """Take the settings.
 
         - `joining`: nodes are added by `kubeadm join`, so the test has no certificates for them.
-        - `by_name`: the API server connects to kubelets by the names of their nodes, because the
-          nodes' addresses exist only in the guest.
+        - `by_name`: the API server connects to kubelets by the names of their nodes, because only a
+          guest has routes to the nodes' addresses.
         """
         self.folder, self.port, self._bin = folder, port, toolchain.kubernetes()
         self._programs = {name: Program(name, folder / "log") for name in (*STORAGE, *CONTROLLERS)}

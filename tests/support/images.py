@@ -15,8 +15,8 @@ PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
 
 
 def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage]]) -> Path:
-    """Return the path of a docker-archive of the images (name -> image) that `make` returns. It is
-    made once for each `recipe`."""
+    """Return a docker-archive `name`-… of the images (name -> image) that `make` returns, made once
+    for each `recipe`."""
     key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     path = toolchain.cache() / "images" / f"{name}-{key}.tar"
     if not path.exists():
@@ -28,7 +28,7 @@ def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage
 
 
 def pause(**config: object) -> BuiltImage:
-    """Return an image of pyrunc's pause program."""
+    """Our pause as an image."""
     files = {"pause": LayerFile(PAUSE.read_bytes(), 0o755)}
     return build.image([build.layer(files)], {"Entrypoint": ["/pause"], **config})
 

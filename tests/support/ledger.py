@@ -100,8 +100,7 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
 
 @contextlib.contextmanager
 def nothing_left(by: str, *, of_machine: bool = True) -> Iterator[None]:
-    """Fail after the `with` block if it leaves anything behind. `by`: the subject of the error
-    message."""
+    """Fail after the block if it leaves anything behind; `by` is the subject of the error."""
     before = take(of_machine=of_machine)
     yield
     leaks = settle(before)
@@ -133,8 +132,8 @@ def children() -> dict[str, str]:
 
 
 def own_processes(there: Processes) -> dict[str, str]:
-    """Return the other processes of this session, in any cgroup: those with the session's mark in
-    their environment or in the name of their cgroup, and their descendants.
+    """Return the other processes of this session, in any cgroup: those whose environment has the
+    session's mark, and their descendants.
 
     The environment of a container's process is the image's, without the mark. Such a process is
     recognized by its cgroup or its parents.

@@ -20,7 +20,7 @@ Handler = Callable[[Any], Any]
 
 
 class Refused(Exception):
-    """A handler raises it to answer a request with an error, by default UNKNOWN."""
+    """Makes a handler's answer an error, by default UNKNOWN."""
 
     def __init__(self, message: str, code: int = 2) -> None:
         super().__init__(message)
@@ -77,7 +77,7 @@ class TestPlugin:
         self.close()
 
     def start(self) -> None:
-        """Start to answer requests, and register, without waiting for the answer."""
+        """Begin to answer, and register; does not wait for anything."""
         self._thread.start()
         if self._register:
             request = api.RegisterPluginRequest(plugin_name=self.name, plugin_idx=self.index)
@@ -95,7 +95,7 @@ class TestPlugin:
             pass
 
     def close(self) -> None:
-        """Close the connection and wait for the end of the thread."""
+        """Hang up and end."""
         self.hang_up()
         self._thread.join(WAIT_S)
         self._socket.close()

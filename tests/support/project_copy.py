@@ -24,7 +24,7 @@ sys.exit(main())
 
 
 class ProjectCopy:
-    """A copy of the project in `folder`. `program`: the copy's `pyrunc`."""
+    """`folder` has the code, `program` is the copy's `pyrunc`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.program = folder, folder / "bin/pyrunc"
@@ -42,7 +42,7 @@ class ProjectCopy:
         self.program.chmod(0o755)
 
     def run_tests(self, *tests: str, temporary: Path) -> subprocess.CompletedProcess[str]:
-        """Run these tests in the copy, up to the first failure; return the result of pytest."""
+        """Run these tests in the copy; return pytest's result, which stops at the first failure."""
         command: Sequence[str] = [
             sys.executable,
             "-m",

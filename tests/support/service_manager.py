@@ -17,8 +17,8 @@ _ABOVE = 100  # first number of stored descriptors: the next process gets them f
 
 
 class ServiceManager:
-    """A service manager during the `with` block. `limit` is FileDescriptorStoreMax=: further
-    descriptors are closed without a message."""
+    """A service manager during the block. `limit` is FileDescriptorStoreMax=: further descriptors
+    are closed without a message."""
 
     def __init__(self, folder: Path, limit: int = 512) -> None:
         self.address = folder / "notify"

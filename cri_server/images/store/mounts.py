@@ -66,8 +66,8 @@ class Mounts:
         self._dropped: list[ImageMount] = []
 
     def adopt(self, contents: Iterable[Content]) -> None:
-        """Take over the stored mounts of these images from the previous server. Close and remove
-        all other stored mounts. Call before any other method. Blocking."""
+        """Take over the stored mounts of these images from an earlier server. Close and remove all
+        other stored mounts. Call before any other method. Blocking."""
         stored = self._store.take()
         for content in contents if stored else ():
             image = self._files.image(content.diff_ids, content.chain)

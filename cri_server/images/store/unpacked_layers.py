@@ -56,8 +56,8 @@ class Layers:
         self._unsynced: set[str] = set()  # chain ids of layers that a crash may lose
 
     def prepare(self) -> None:
-        """Create the folders, and load the records of all layers. Move to the trash the layers
-        without a readable record, and what a previous run left in `ingest/`."""
+        """Create the folders, and load the records of all layers. Layers without a readable record,
+        and what an earlier run left in `ingest/`, are moved to the trash."""
         for folder in (self._folder, self._ingest, self._trash):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from contextlib import suppress
 
 from cri_server.operations.locks import KeyedLock
-from cri_server.operations.tasks import shield_until_done
+from cri_server.operations.tasks import finish_in_thread, shield_until_done
 
 
 def test_a_caller_that_is_cancelled_twice_still_waits() -> None:
@@ -27,6 +28,23 @@ def test_a_caller_that_is_cancelled_twice_still_waits() -> None:
         with suppress(asyncio.CancelledError):
             await caller
         assert caller.cancelled() and ended == ["work"]
+
+    asyncio.run(run())
+
+
+def test_a_cancelled_caller_waits_for_its_thread() -> None:
+    async def run() -> None:
+        gate = threading.Event()
+        caller = asyncio.create_task(finish_in_thread(gate.wait))
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0.01)
+        assert not caller.done()
+        gate.set()
+        with suppress(asyncio.CancelledError):
+            await caller
+        assert caller.cancelled()
+        assert await finish_in_thread(lambda: 7) == 7
 
     asyncio.run(run())
 
