@@ -53,8 +53,8 @@ def write_bytes(
     """Replace the file `path` by `content`. A reader sees the earlier or the new content, never a
     part.
 
-    - `durable`: fsync the file
-    - `named`: with `durable`, fsync the folder as well
+    - `durable`: fsync the file and its folder
+    - `named`: with `durable`, False: do not fsync the folder
     - `named_first`: rename before the file's fsync
 
     Raises OSError with the file's name, after removing the temporary file. If a write with
@@ -130,8 +130,8 @@ def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
 
 
 def is_unwritten(path: str | os.PathLike[str]) -> bool:
-    """Return whether the file is empty. After a power cut before its fsync, a file of `named_first`
-    is empty. Raises OSError."""
+    """Return whether the file is empty. A file that `named_first` wrote is empty if a power cut
+    came before its fsync. Raises OSError."""
     return os.path.getsize(path) == 0
 
 

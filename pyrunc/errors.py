@@ -89,10 +89,8 @@ class WrongState(Error):
 class KernelError(Error):
     """A system call failed: `mount 'proc' on '/proc': EPERM`.
 
-    - `call`: the call's name in its manual page
-    - `subject`: the object of the call
-    - `errno`: the error's number
-    - `note`: an explanation, or empty
+    `call`: the call's name in its manual page; `subject`: the object of the call; `errno`: the
+    error's number; `note`: an explanation, or empty.
     """
 
     kind = "kernel"

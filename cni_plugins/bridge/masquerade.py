@@ -1,4 +1,5 @@
-"""Derives the elements of the host's nftables maps that masquerade an attachment's packets."""
+"""Derives the elements of the host's nftables maps by which an attachment's packets are
+masqueraded."""
 
 from __future__ import annotations
 

@@ -199,8 +199,8 @@ class NetworkLeases:
         return losers
 
     def _drop(self, record: OwnerRecord) -> None:
-        """Release the addresses in the owner's file `record`, except those that another owner has
-        leased since."""
+        """Release the addresses in the owner's file `record`. An address that another owner has
+        leased since then is kept."""
         for address in record.addresses:
             if self._owner_in(address) == record.owner:
                 self._release_address(address, record.link)

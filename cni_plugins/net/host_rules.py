@@ -123,9 +123,9 @@ table inet TABLE {
 
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
-    """Return the owner tag of an attachment: NETWORK/CONTAINER_ID/IFNAME, and /SCOPE if `scope` is
-    not empty. nftables elements and links have it as their comment or alias. `scope`: the runtime's
-    name for itself (`PluginConfig.scope`).
+    """Return the tag by which an nftables element or a link names its owner:
+    NETWORK/CONTAINER_ID/IFNAME, and /SCOPE if `scope` is not empty. `scope`: the runtime's name for
+    itself (`PluginConfig.scope`).
 
     A tag has at most 128 characters, nft's limit for a comment. Network and container id are hashed
     if they are too long.

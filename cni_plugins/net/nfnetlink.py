@@ -41,11 +41,12 @@ _AGREE_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of the set or map `set_name`. In a concatenated `key` or `data`, each field is
-    padded to four bytes. Numbers are in network order.
+    """An element of the set or map `set_name`.
 
+    - `key`, `data`: in a concatenation each field is padded to four bytes; numbers are in network
+      order
     - `data`: the value in a map
-    - `chain`: in a verdict map, the chain to which the element jumps
+    - `chain`: the chain to which the element jumps, in a verdict map
     - `comment`: a text that `nft` shows
     """
 

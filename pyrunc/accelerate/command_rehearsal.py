@@ -47,9 +47,9 @@ def rehearse(folder: str) -> list[int]:
     """Plan a container, and run `state` and `delete` on it a few times. Returns the exit codes of
     the commands. `folder` is made for the files, and removed.
 
-    Stops early, without an error, where no container can be made. That is so for an ordinary user,
-    whose containers need a user namespace. It is also so in a chroot without /proc, in which a
-    package may be installed.
+    Stops early, without an error, where no container can be made: for an ordinary user, whose
+    containers need a user namespace, and in a chroot without /proc, in which a package may be
+    installed.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]
     before = [

@@ -68,14 +68,13 @@ class Cgroup:
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
-        """Return the group that a state file names. `record`: the result of the method `record`."""
+        """Return the group whose fields a state file has stored (`record`)."""
         return cls(
             record["path"], record["driver"], record.get("slice", ""), record.get("unit", "")
         )
 
     def record(self) -> dict[str, str]:
-        """Return the group's fields for a state file: path and driver, with systemd also slice and
-        unit. `from_record` reads them."""
+        """Return the fields by which a state file names the group, for `from_record`."""
         fields = {"path": self.path, "driver": self.driver}
         return fields | ({"slice": self.slice, "unit": self.unit} if self.unit else {})
 
@@ -348,8 +347,8 @@ class Cgroup:
         """Send SIGKILL to every process of the group and of the groups below, also to frozen ones.
         Does nothing when the group is gone.
 
-        Raises KernelError. Raises InvalidSpec for the root group, because all other processes of
-        the machine are in it.
+        Raises KernelError, and InvalidSpec for the root group, in which all other processes of the
+        machine are.
         """
         self._require_own()
         try:

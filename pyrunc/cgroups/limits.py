@@ -147,8 +147,8 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
 
 
 def _note_missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
-    """Return a warning for a limit whose file is missing; no warning if the kernel has nothing to
-    limit. If `missing_controllers` does not allow the warning, raise Unsupported."""
+    """Return a warning for a limit whose file is missing, none if the kernel has nothing to limit.
+    Raises Unsupported unless `missing_controllers` allows the warning."""
     # "No limit" is what a missing file means already.
     if setting.dispensable:
         return []

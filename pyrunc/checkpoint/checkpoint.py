@@ -260,11 +260,8 @@ def _external_resources(state: State) -> Fields:
 
 
 def external_mount(key: str, value: str) -> tuple[int, FieldValue]:
-    """Return an external mount for CRIU's request.
-
-    - In a dump, `key` is the mount point and `value` a name for it.
-    - In a restore, `key` is this name and `value` the source on the host.
-    """
+    """Return an external mount for CRIU's request. In a dump `key` is the mount point and `value` a
+    name for it; in a restore `key` is that name and `value` the source on the host."""
     return criu.EXT_MNT, criu.message([(1, key), (2, value)])
 
 

@@ -91,9 +91,8 @@ def streams(folder: int, name: str) -> list[str]:
 
 
 def is_external(stream: str) -> bool:
-    """Return whether the restored process gets a standard stream of the runtime instead of
-    `stream`. True for a pipe (`pipe:[12]`), and for a file of the host (`file[mount:inode]`, in
-    hex)."""
+    """Return whether the restored process gets one of the runtime's own streams instead of
+    `stream`: for a pipe (`pipe:[12]`), and for a file of the host (`file[mount:inode]`, in hex)."""
     kind, _, rest = stream.partition("[")
     number, end, after = rest.partition("]")
     parts = number.split(":")

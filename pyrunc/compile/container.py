@@ -77,7 +77,7 @@ class CreateRequest(Value):
     - `source_fds`: O_PATH descriptors of bind sources, by the same paths. The caller closes them.
       These paths are not looked up again. A bind that the container's process makes itself needs no
       descriptor.
-    - `pivot`: use pivot_root(2). False: mount the root over the host's root.
+    - `pivot`: False: mount the root over the host's root
 
     Cgroup, credentials and start:
 
@@ -182,7 +182,7 @@ def compile_container(
         args=process.args if process else ("",),
         preserve_fds=request.preserve_fds,
         pinned=pinned_trees(request),
-        stdio_owner=rootfs_probe.stdio_owner(spec),
+        stdio_owner=rootfs_probe.stdio_owner(spec.process, spec.linux.uid_mappings),
         own_nulls=not rootfs_facts.null_stdio,
         id=request.id,
         bundle=os.path.abspath(request.bundle),

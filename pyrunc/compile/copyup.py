@@ -86,8 +86,7 @@ def _copy_file(source: int, target: int, name: str) -> None:
 
 
 def _copy_attributes(status: os.stat_result, target: int, name: str) -> None:
-    """Copy owner, mode and times. The owner comes first, because chown(2) clears set-user-ID
-    bits."""
+    """Copy owner, mode and times. The owner first: chown(2) clears set-user-ID bits."""
     try:
         os.chown(name, status.st_uid, status.st_gid, dir_fd=target, follow_symlinks=False)
     except OSError as error:

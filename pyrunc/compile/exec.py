@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from pyrunc.compile.descriptors import NamedDescriptors
     from pyrunc.plan.model import LoadFilter, Plan
     from pyrunc.program.model import LoweredProgram
-    from pyrunc.spec.model import Process, Spec
+    from pyrunc.spec.model import IdMap, Process, Spec
 
 PROGRAMS_AT_MOST, SEEN_AT_MOST = 2, 8  # of one container; a program has 28 KiB
 
@@ -153,16 +153,14 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     programs = request.programs or ExecPrograms()
     load_filter = programs.filter(spec, request.seccomp_store)
     home = "" if rootfs_probe.has_home(process) else _home(request)
-    owner = None
-    if not process.terminal:
-        # Not for a terminal: that one belongs to the container, which gives it to the user itself.
-        owner = rootfs_probe.stdio_owner(_with_maps(spec, request.pid).replace(process=process))
+    owner = rootfs_probe.stdio_owner(process, _uid_mappings(spec, request.pid))
     if request.pidfd >= 0:
         # A pidfd, not the namespaces' files: one setns(2) enters all of them, and its process
         # cannot be another one with the same number.
         descriptors.take("container", os.dup(request.pidfd))
     if request.cgroup is not None:
-        descriptors.take("cgroup", _open_group(request.cgroup, request))
+        group = _open_group(request.cgroup, request.pid, follow=request.follow)
+        descriptors.take("cgroup", group)
     plan, program = _program(
         request,
         plans.ExecPlanOptions(
@@ -194,17 +192,17 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     return CompiledLaunch(launch, plan, plan.warnings)
 
 
-def _open_group(group: Cgroup, request: ExecRequest) -> int:
-    """Open the cgroup of the new process: `group`, or if that is gone and the request permits it,
-    the present cgroup of the container's first process."""
+def _open_group(group: Cgroup, pid: int, *, follow: bool) -> int:
+    """Open the cgroup of the new process: `group`, or if that is gone and `follow` is set, the
+    present cgroup of the container's first process, `pid`."""
     try:
         return group.open_directory()
     except KernelError as error:
         # A first process that may write to the cgroup tree can move to another group and remove
         # this one. runc follows it, too.
-        if error.errno != ENOENT or not request.follow:
+        if error.errno != ENOENT or not follow:
             raise
-    return open_present_group(request.pid)
+    return open_present_group(pid)
 
 
 def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan, LoweredProgram]:
@@ -221,14 +219,13 @@ def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan
     return plan, program
 
 
-def _with_maps(spec: Spec, pid: int) -> Spec:
-    """Return the configuration; if the container joined a user namespace by path, with the id maps
-    of the container's process, because the configuration then has none."""
+def _uid_mappings(spec: Spec, pid: int) -> tuple[IdMap, ...]:
+    """Return the container's map of uids. It is read from the first process, `pid`, if the
+    container joined a user namespace by path and so has no map in its configuration."""
     linux = spec.linux
     if linux.namespace("user") is None or linux.uid_mappings:
-        return spec
-    uids, gids = maps_of_process(pid)
-    return spec.replace(linux=linux.replace(uid_mappings=uids, gid_mappings=gids))
+        return linux.uid_mappings
+    return maps_of_process(pid)[0]
 
 
 def _home(request: ExecRequest) -> str:

@@ -134,10 +134,10 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return the namespace `entry`. If the launching process adds it, its path is `PINNED` + TYPE.
+    """Return the namespace `entry`; if the launching process adds it, with the path `PINNED` +
+    TYPE.
 
-    `chosen`: the request's `namespaces`. The launching process adds the types with the value
-    `pinned`.
+    `chosen`: the request's `namespaces`, in which such a type has the value `pinned`.
     """
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry

@@ -45,8 +45,8 @@ def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
 
 def binds_in_root(spec: Spec, bundle: str, root_path: str) -> dict[int, str]:
     """Return the bind mounts whose source is in the container's root directory, above or below an
-    earlier mount: index in the spec's mounts -> the source's path in the root. `root_path`: the
-    root directory, relative to `bundle`.
+    earlier mount, by their index in the spec's mounts: the source's path in the root. `root_path`:
+    the root directory, relative to `bundle`.
 
     Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
     order of the mounts. runc opens the path on the host, where a link in the container's files may
@@ -77,12 +77,9 @@ def resolve_binds(
     """Return the bind mounts that the container's process makes itself: index in the spec's mounts
     -> (real path of the source, whether the source is a directory).
 
-    - `sources`: facts about sources that the caller has looked up; these sources are not looked up
-      again
-    - `in_root`: indexes of mounts to leave out
-
     Symbolic links are followed only here. The process opens the real path and refuses links, so a
-    path that is swapped meanwhile is an error.
+    path that is swapped meanwhile is an error. `sources`: facts about sources that the caller has
+    looked up; these sources are not looked up again. `in_root`: indexes of mounts to leave out.
     """
     binds: dict[int, tuple[str, bool]] = {}
     for i, mount in enumerate(spec.mounts):
@@ -213,13 +210,13 @@ def home(root: int, uid: int) -> str:
     return ""
 
 
-def stdio_owner(spec: Spec) -> int | None:
-    """Return the uid on the host that becomes the owner of the container's stdin, stdout and
-    stderr: the uid of the process's user. None with a terminal."""
-    process = spec.process
+def stdio_owner(process: Process | None, uid_mappings: tuple[IdMap, ...]) -> int | None:
+    """Return the uid on the host that becomes the owner of the process's stdin, stdout and stderr:
+    the uid of its user. None with a terminal: that belongs to the container, which gives it to the
+    user itself."""
     if process is None or process.terminal:
         return None
-    return host_id(process.user.uid, spec.linux.uid_mappings)
+    return host_id(process.user.uid, uid_mappings)
 
 
 def cgroup_owner(spec: Spec) -> int | None:

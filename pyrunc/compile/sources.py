@@ -221,9 +221,9 @@ def _user_namespace(
     uids: tuple[IdMap, ...] = (),
     gids: tuple[IdMap, ...] = (),
 ) -> int:
-    """Return the descriptor of a user namespace with these id maps; without maps, with the
-    container's. If the container joins a namespace with these maps, it is that one, else a new one.
-    `descriptors` closes it."""
+    """Return the descriptor of a user namespace with these id maps, by default the container's. If
+    the container joins a namespace with these maps, return that one, else a new one. `descriptors`
+    closes it."""
     uids, gids = uids or linux.uid_mappings, gids or linux.gid_mappings
     joined = descriptors.numbers.get("namespace:user")
     if joined is not None and (uids, gids) == (linux.uid_mappings, linux.gid_mappings):
@@ -247,8 +247,8 @@ def _idmap(tree: int, owner: int, what: str, *, recursive: bool) -> None:
 
 
 def _explain_refusal(path: str) -> str:
-    """Return the probable reason why the kernel refused an idmapped mount of `path` with EINVAL. It
-    is a tmpfs before Linux 6.3 (kubelet puts secrets on a tmpfs), or another file system without
+    """Return the probable reason why the kernel refused an idmapped mount of `path` with EINVAL:
+    before Linux 6.3 a tmpfs, on which kubelet puts secrets, otherwise a file system without
     idmapped mounts."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
@@ -355,8 +355,8 @@ def clone_bind(mount: Mount, source: int) -> int:
 
 
 def pinned_trees(request: CreateRequest) -> dict[str, str]:
-    """Return the mounts that the launching process clones from its pinned mounts: name in the plan
-    (`tree:INDEX`) -> name of the pinned mount."""
+    """Return the mounts that the launching process clones from its pinned mounts: a dict from the
+    mount's name in the plan (`tree:INDEX`) to the name of the pinned mount."""
     return {
         f"tree:{i}": _pinned_name(mount)
         for i, mount in enumerate(request.spec.mounts)

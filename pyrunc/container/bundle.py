@@ -85,7 +85,7 @@ class CreateOptions(Value):
     - `keyring`: make a session keyring for the container
     - `preserve_fds`: our descriptors that become 3, 4, … in the container
     - `start_immediately`: execute the container's command. False: wait for `start`.
-    - `pivot`: use pivot_root(2). False: mount the root over the host's root.
+    - `pivot`: False: mount the root over the host's root
     - `notify`: the socket of a service manager that waits for the container to be ready
     - `trace`: see `CreateRequest`
     - `attached`: the runtime stays and copies the container's terminal to its own
@@ -175,8 +175,9 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Cont
 
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
-    """Return whether the runtime may make a cgroup for the container. It may usually not as root of
-    a user namespace. Raises InvalidSpec if the specification then has a cgroup path or limits."""
+    """Return whether the container gets its own cgroup. False if the runtime may not make cgroups,
+    as is usual for root of a user namespace. Raises InvalidSpec if the specification then has a
+    cgroup path or limits."""
     from pyrunc.cgroups.naming import place
 
     group = place(spec.linux.cgroups_path, container_id, driver)

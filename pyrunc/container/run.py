@@ -1,5 +1,5 @@
-"""Attends a process until it ends, for `run` and `exec` without --detach. Meanwhile our signals go
-to the process, and its terminal is copied to ours."""
+"""Attends a process until it ends, for `run` and `exec` without --detach: forwards our signals to
+the process, copies its terminal to ours, and returns its exit status."""
 
 from __future__ import annotations
 

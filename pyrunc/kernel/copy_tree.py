@@ -91,8 +91,8 @@ def copy_tree(source: int, target: int, tick: Callable[[int], None] = _ignore) -
 def _copy(
     folder: _FolderCopy, name: str, target: int, copied: Copied, tick: Callable[[int], None]
 ) -> None:
-    """Copy a file, symbolic link, device or pipe. Another hard link to an earlier file becomes a
-    hard link to the copy of that file."""
+    """Copy a file, symbolic link, device or pipe. If it is a hard link to a file that was copied
+    before, make a hard link to that copy."""
     status = os.lstat(name, dir_fd=folder.source)
     identity = (status.st_dev, status.st_ino)
     if identity in copied:

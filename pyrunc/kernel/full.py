@@ -33,8 +33,9 @@ def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | Kern
 
 
 def reason(number: int, path: str) -> str:
-    """Return a text that names the exhausted resource at `path`, which need not exist. `number`:
-    ENOSPC or EDQUOT. For ENOSPC, statfs(2) shows whether it is space or inodes."""
+    """Return a text that names the resource that is exhausted at `path`, which need not exist.
+    `number`: ENOSPC or EDQUOT. For ENOSPC, statfs(2) shows whether space or inodes are
+    exhausted."""
     if number == EDQUOT:
         return f"the disk quota on the file system of {path} is used up"
     return f"no {_what(path)} left on the file system of {path}"

@@ -1,5 +1,5 @@
-"""Launches a process into a running container. During the launch, the container's first process may
-end, or may move to another cgroup."""
+"""Launches a process into a running container. Meanwhile the container's first process may end, or
+may move to another cgroup."""
 
 from __future__ import annotations
 

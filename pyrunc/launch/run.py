@@ -112,8 +112,8 @@ def drive(steps: Generator[int, None, Result]) -> Result:
 def launch_steps(
     request: Launch, undo: Undo, *, record: Recorder | None = None, times: Times | None = None
 ) -> Generator[int, None, ChildProcess]:
-    """Start the process in steps. A generator: resume it when the yielded descriptor is readable,
-    then it does not block. Returns the process, which has executed its command or waits for
+    """Start the process in steps. A generator: resume it when the yielded descriptor is readable;
+    it then does not block. Returns the process, which has executed its command or waits for
     `start`.
 
     - `undo`: gets the undo of everything that is made, first that of the process
@@ -122,7 +122,6 @@ def launch_steps(
       each parent step (`LINE.STEP`) and, in a timed program, each line of the plan
 
     Raises:
-
     - KernelError with the plan's line
     - NotFound or InvalidArgument, with the texts of Go's LookPath, when the command is missing or
       cannot be executed
@@ -310,7 +309,7 @@ class ParentSide:
 
 
 def _require_child(pid: int) -> None:
-    """Raise Error unless the process is our child and is not reaped yet."""
+    """Raise Error unless the process is an unreaped child of ours."""
     try:
         # WNOWAIT leaves a process that has ended unreaped, so its number stays its own.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
@@ -345,8 +344,8 @@ class HookFailed(PeerError):
 def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
     """Return the error to raise for a failed operation.
 
-    If the command `args[0]` is missing or cannot be executed, the error has the text of Go's
-    LookPath or of execve(2), because callers of a runtime search for it. All other errors are
+    If the command `args[0]` is missing or cannot be executed, the error has a text for which
+    callers of a runtime search: that of Go's LookPath or of execve(2). All other errors are
     returned unchanged.
     """
     from pyrunc.plan.lower_process import NO_PROGRAM

@@ -127,8 +127,8 @@ def change(
 
 
 def environment(process: Process, home: str) -> tuple[str, ...]:
-    """Return `env` with each name once: the last value, at its position. If HOME is missing or
-    empty, append it with the value `home`, or `/` if `home` is empty."""
+    """Return `env` with each name once: the last value, at its position. A missing or empty HOME is
+    appended with the value `home`, or `/` if `home` is empty."""
     # glibc's getenv(3) returns the first of two values, bash keeps the last: all programs agree
     # only if there is one. The last wins, as in runc.
     by_name: dict[str, str] = {}

@@ -109,7 +109,7 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
 
 
 def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
-    """Emit a bind of a path of the host. The program clones the mount at the path, in the
+    """Emit a bind of a path of the host: the program clones the mount at the path, in the
     container's copy of the host's mounts, and attaches the clone at `op.destination`.
 
     The program reads the path from its variable `low.source`, because `op.source` is empty here.

@@ -324,9 +324,9 @@ def enter_folder(low: Lowering, op: m.EnterFolder) -> None:
 
 
 def load_filter(low: Lowering, op: m.LoadFilter) -> None:
-    """Emit the calls that load the seccomp filter. Before them, emit the close of the descriptors
-    that no later operation needs, and mark the others close-on-exec. The filter may not allow
-    close_range(2)."""
+    """Emit the calls that load the seccomp filter. Before that, the program closes the descriptors
+    that no later operation needs and marks the others close-on-exec, because the filter may not
+    allow close_range(2)."""
     a, low.filtered = low.a, True
     macros.close_all_from(a, 3 + low.preserve, cloexec=True)
     _close_all_but(low, "start", HOOK_STATE, HOOK_STDERR, "pause")

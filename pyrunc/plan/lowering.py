@@ -157,9 +157,9 @@ class Lowering:
         return self.folder(above or "/"), name
 
     def place(self, path: str, directory: bool) -> Slot:
-        """Emit the open (O_PATH) of a mount's destination; return the slot. A missing destination
-        is made, with missing parents (0755): a directory (0755) if `directory`, else an empty file
-        (0644).
+        """Emit the open (O_PATH) of a mount's destination; returns the slot. A missing destination
+        is created, with missing parents (0755): as a directory (0755) if `directory`, else as an
+        empty file (0644).
 
         An existing directory is opened also without `directory`; the mount then fails with ENOTDIR.
         """

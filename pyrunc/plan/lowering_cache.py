@@ -80,8 +80,8 @@ class Fragment(Value):
 
 
 class PlanAssembler(Assembler):
-    """An assembler whose operations can be cached. `extract` removes its operations and returns
-    them as a fragment. `append_fragment` appends a fragment to a `copy` of the assembler."""
+    """An assembler whose operations can be cached: `extract` makes a fragment of them, and
+    `append_fragment` appends a fragment to a `copy` of the assembler."""
 
     copied_bytes = 0
     """The size of the data that was copied."""

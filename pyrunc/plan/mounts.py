@@ -221,8 +221,8 @@ def is_plain_bind(mount: Mount) -> bool:
 
 
 def is_tree(mount: Mount) -> bool:
-    """Return whether the compiler can prepare the mount as a detached mount. True for a bind, an
-    overlay, and a tmpfs that begins with a copy of the folder below it."""
+    """Return whether the compiler can prepare the mount as a detached mount: a bind, an overlay, or
+    a tmpfs that begins with a copy of the folder below it."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 

@@ -1,7 +1,7 @@
 """Prints a plan: one line for each operation and step, for `pyrunc plan` and for errors.
 
 A line begins with a verb and its object: `mount 'proc' on '/proc'`. Flags are printed by their
-names. If operation 12 waits for steps of the parent, they have the numbers 12.1, 12.2, …. They are
+names. The parent's steps for which operation 12 waits have the numbers 12.1, 12.2, …. They are
 printed before line 12, because operation 12 ends after them.
 """
 

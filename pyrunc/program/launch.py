@@ -128,8 +128,8 @@ class RunningProgram:
         return first is not None and tag != REFUSED and op_index > first
 
     def expect(self, tag: int, timeout_s: float | None = None) -> LauncherMessage:
-        """Return the next message, which must have the tag `tag`. Raises Error for another tag and
-        when the program has ended, and the errors of `receive`."""
+        """Return the next message, which must have the tag `tag`. Raises Error if the message has
+        another tag or the program has ended, and the errors of `receive`."""
         message = self.receive(timeout_s)
         if message is None:
             raise Error(f"the program ended before it sent message {tag}{self._how_it_ended()}")
@@ -252,7 +252,8 @@ def launch(
     - `stdio`: our three descriptors that become the launcher's stdio
     - `fds`: number in the launcher -> our descriptor, for all other descriptors
 
-    The caller's descriptors stay open; the launcher has copies and an empty environment.
+    The caller must close its descriptors; the launcher has copies. The launcher's environment is
+    empty.
     """
     numbers = {0: stdio[0], 1: stdio[1], 2: stdio[2], **(fds or {})}
     first_free = max(numbers) + 1

@@ -426,11 +426,9 @@ def execute(
     `Assembler.pointers` has made.
 
     On success the operations that follow do not run. On failure `result` (4 bytes) has the negative
-    errno.
-
-    execve answers ENOENT also for a file whose loader or `#!` interpreter is missing. The program
-    replaces this ENOENT by ELIBACC, an errno that execve itself does not return, and tries no
-    further path.
+    errno. execve answers ENOENT also for a file whose loader or `#!` interpreter is missing. The
+    program replaces this ENOENT by ELIBACC, an errno that execve itself does not return, and tries
+    no further path.
     """
     failed, code = a.label("execve failed"), a.slot(4)
     a.set(result, -ENOENT)

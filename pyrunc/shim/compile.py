@@ -122,11 +122,11 @@ class ContainerCompiler:
     ) -> None:
         """Read config.json and launch.json. `oom_score`: oom_score_adj of a process whose
         configuration sets none. Raises Error, OSError."""
-        self._id, self._directory, self._oom_score = request.container, directory, oom_score
+        self._id, self._directory = request.container, directory
         self._request, self._fds = request, fds
         self._parts = Timings()
         self._file = LaunchFile.read(directory)
-        self._spec = _configuration(directory).spec
+        self._spec = _configuration(directory, oom_score).spec
         self._parts.end("read and parse")
 
     def fork_first(self) -> Callable[[], Prepared] | None:
@@ -150,7 +150,7 @@ class ContainerCompiler:
 
         `prepared`: the result of `fork_first`. Its descriptors belong to the compiled container.
         """
-        file, spec, parts = self._file, _with_oom_score(self._spec, self._oom_score), self._parts
+        file, spec, parts = self._file, self._spec, self._parts
         # createContainer hooks find the root there, in the container's mounts only
         if spec.hooks.create_container and spec.root:
             os.makedirs(os.path.join(self._directory, spec.root.path), mode=0o700, exist_ok=True)
@@ -227,7 +227,7 @@ class ContainerCompiler:
         """Return the compiled container of another runtime or of a checkpoint. It has no launch,
         but mounts that the shim attaches. `prepared`: the result of `_open_places`."""
         fields, fds = prepared
-        file, spec = self._file, _with_oom_score(self._spec, self._oom_score)
+        file, spec = self._file, self._spec
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
         result = CompiledContainer(None, fds, (), self._parts)
         self._complete(result, spec, group)
@@ -344,8 +344,8 @@ def _open_place(place: PreparedMount, request: CreateRequest, descriptors: Named
 
 
 def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
-    """Return a detached clone of the mount of `place.source`, a file or folder of the host. Make
-    the mount point `place.place`, which is a file or a folder like the source.
+    """Return a detached clone of the mount of `place.source`, a file or folder of the host, and
+    make the mount point `place.place`: a folder if the source is a folder, a file if it is a file.
 
     Raises KernelError, OSError, InvalidArgument (the request has no descriptor of the source).
     """
@@ -381,22 +381,20 @@ def _forget_earlier_mount(work: str) -> None:
 
 def execute(
     container: SupervisedContainer,
-    process: Message,
+    request: messages.StartExec,
     pidfd: int,
+    stdio: tuple[int, int, int],
     oom_score_adj: int,
-    *,
-    tty: bool,
-    timed: bool = False,
 ) -> CompiledProcess:
     """Compile the launch of an exec in the running `container`. Raises Error, OSError.
 
-    - `process`: the OCI process object
     - `pidfd`: of the container's first process
+    - `stdio`: the exec's streams, which the caller closes
     - `oom_score_adj`: for a process object without one
     """
     parts = Timings()
-    configuration = _configuration(container.directory)
-    spec = _with_oom_score(configuration.spec, oom_score_adj)
+    configuration = _configuration(container.directory, oom_score_adj)
+    spec = configuration.spec
     parts.end("read and parse")
     descriptors = NamedDescriptors()
     with Undo() as undo:
@@ -406,10 +404,11 @@ def execute(
                 pid=container.pid,
                 pidfd=pidfd,
                 spec=spec,
-                process=merged(spec, {**process, "terminal": tty}),
+                process=merged(spec, {**request.process, "terminal": request.tty}),
+                stdio=stdio,
                 cgroup=container.group,
                 keyring=keyring_name(container.id),
-                timed=timed,
+                timed=request.timed,
                 programs=configuration.programs,
             ),
             descriptors,
@@ -435,21 +434,27 @@ class _Configuration:
 _configurations: dict[str, _Configuration] = {}
 
 
-def _configuration(directory: str) -> _Configuration:
-    """Return the container's configuration. It comes from a cache unless the file has changed."""
+def _configuration(directory: str, oom_score: int) -> _Configuration:
+    """Return the container's configuration, with the `oom_score` if it has none. It comes from a
+    cache unless the file has changed."""
     path = f"{directory}/{messages.CONFIG}"
-    with open(path, "rb", buffering=0) as file:
-        status = os.fstat(file.fileno())
-        # More than the inode's number, which a filesystem may give out again.
-        identity = (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
-        cached = _configurations.pop(path, None)
-        if cached is None or cached.identity != identity:
-            cached = _Configuration(identity, parse(jsontext.loads(file.readall() or b"")))
+    cached = _configurations.pop(path, None)
+    if cached is None or cached.identity != _identity(os.stat(path)):
+        with open(path, "rb", buffering=0) as file:
+            identity = _identity(os.fstat(file.fileno()))
+            spec = parse(jsontext.loads(file.readall() or b""))
+        cached = _Configuration(identity, _with_oom_score(spec, oom_score))
     while len(_configurations) >= CONFIGURATIONS_AT_MOST:
         del _configurations[next(iter(_configurations))]
     # At the end: the first one was used the longest time ago.
     _configurations[path] = cached
     return cached
+
+
+def _identity(status: os.stat_result) -> tuple[int, ...]:
+    """Return what tells one content of a file from another."""
+    # More than the inode's number, which a filesystem may give out again.
+    return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 def forget(directory: str) -> None:
@@ -459,7 +464,7 @@ def forget(directory: str) -> None:
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:
     """Return the configuration; if it has no OOM score, with the server's. Otherwise the process
-    would inherit the shim's score, which protects the shim from the OOM killer."""
+    would inherit the shim's score, by which the OOM killer spares the shim."""
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec

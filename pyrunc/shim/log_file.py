@@ -37,8 +37,8 @@ class LogFile:
 
         - `on_waiting()`: is called when lines could not be written. The caller must then call
           `retry` from time to time.
-        - `directory`: the pod's log folder. Neither this folder, nor a folder below it, nor the
-          file may be a symbolic link.
+        - `directory`: the pod's log folder. A symbolic link as this folder, as a folder below it,
+          or as the file is an error.
         """
         self.path, self.directory = path, directory
         self._on_waiting = on_waiting
@@ -88,7 +88,7 @@ class LogFile:
             self.retry()
 
     def close(self) -> None:
-        """Close the file. Lines that wait stay in memory, and are written after `reopen`."""
+        """Close the file. Lines that wait stay in memory; `reopen` opens a file for them."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -130,8 +130,8 @@ def open_log(path: str, directory: str = "") -> int:
     """Open `path` for appending; return the descriptor. A missing file is made with mode 0640,
     missing folders with 0755. Raises KernelError.
 
-    Neither the pod's log folder `directory`, nor a folder below it, nor the file may be a symbolic
-    link. By such a link, a pod that may write to the node's logs could make any file of the host
+    A symbolic link as the pod's log folder `directory`, as a folder below it, or as the file is an
+    error. By such a link, a pod that may write to the node's logs could make any file of the host
     grow.
     """
     above, name = os.path.split(path)

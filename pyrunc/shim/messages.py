@@ -324,11 +324,8 @@ class ExecStarted(Record):
     master, or a pipe for each requested one of stdin, stdout and stderr.
 
     If the process has ended within `StartExec.exit_within_ms` and its output is short, the answer
-    has no descriptors, and no `ExecExited` follows. It then has:
-
-    - `exit_code`: the exit code
-    - `output`: stdout and stderr; each character is a byte (Latin-1)
-    """
+    has `exit_code` and no descriptors, and no `ExecExited` follows. `output`: stdout and stderr;
+    each character is a byte (Latin-1)."""
 
     pid: int
     start_time: int = 0

@@ -37,8 +37,8 @@ class KillCounts:
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Begin to count kills in `group`, in which processes run already. Earlier kills in removed
-        cgroups of the same parent will not count. Raises KernelError."""
+        """Begin to count kills in `group`, in which processes run already. Kills before this call
+        in removed cgroups of the same parent will not count. Raises KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)

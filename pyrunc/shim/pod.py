@@ -207,8 +207,9 @@ class ShimPod:
         self._answer_pause_stops()
 
     def _stop_pause(self, call: ShimCall, request: messages.StopPause) -> None:
-        """End the pause process, and answer `call` after its exit. An unfinished start is completed
-        first, then its process is killed, because the caller of the start has given up."""
+        """End the pause process, and answer `call` after its exit. A pause process that is still
+        being started is killed when its start is done, because the caller of the start has given
+        up."""
         if self._pause_starting:
             self._pause_waiting.append(call)
             return
@@ -667,8 +668,8 @@ class ShimPod:
             warn(f"cannot remove cgroup {group.path}: {error}")
 
     def _end_if_abandoned(self) -> None:
-        """Stop serving the pod if it has neither processes nor a connected client. That is so if
-        the server died after `TakePod`. Called once, `ABANDONED_AFTER_S` after that request."""
+        """Stop serving the pod if it has neither processes nor a connected client, because the
+        server died after `TakePod`. Called once, `ABANDONED_AFTER_S` after that request."""
         if not (
             self._pause or self._pause_starting or self._containers or self._server.connections
         ):

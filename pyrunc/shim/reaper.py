@@ -144,8 +144,8 @@ class Reaper:
             on_exit(ended)
 
     def _wait(self, kind: int, pid: int) -> ProcessEnd | None:
-        """Reap one ended child; return None if there is none. `kind` (P_ALL or P_PID), `pid`: the
-        arguments of waitid(2) that select the children."""
+        """Reap one ended child. None if no such child has ended. `kind` (P_ALL or P_PID), `pid`:
+        the arguments by which waitid(2) selects the children."""
         try:
             result = os.waitid(
                 kind, pid, os.WEXITED | os.WNOHANG | (os.WNOWAIT if self._noted else 0)
@@ -167,7 +167,7 @@ class Reaper:
 
 
 def _first_zombie() -> int:
-    """Return the pid of one child that has ended, without reaping it; 0 if there is none."""
+    """Return the pid of one child that has ended, which stays a zombie; 0 if there is none."""
     try:
         result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

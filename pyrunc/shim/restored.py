@@ -59,7 +59,7 @@ def start(
 
 
 def _labels(spec: Spec) -> restore.Labels:
-    """Return the new pod's SELinux labels, which replace the checkpoint's. With the latter, the
-    processes could not use the pod's files, or might have another pod's label."""
+    """Return the new pod's SELinux labels. With the checkpoint's labels, the processes could not
+    use the pod's files, or might have another pod's label."""
     label = spec.process.selinux_label if spec.process else ""
     return restore.Labels(f"selinux:{label}" if label else "", spec.linux.mount_label)

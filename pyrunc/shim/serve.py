@@ -76,6 +76,7 @@ class ClientConnection:
     def __init__(self, server: ShimServer, sock: socket) -> None:
         self._server, self._socket = server, sock
         self._unsent: list[tuple[bytes, list[int]]] = []
+        self._waits_to_send = False
         self.closed = False
         server.loop.watch(sock.fileno(), READABLE, self._ready)
 
@@ -135,14 +136,21 @@ class ClientConnection:
             try:
                 ipc.send_text(self._socket, text, fds)
             except BlockingIOError:
-                self._server.loop.watch(self._socket.fileno(), READABLE | WRITABLE, self._ready)
+                self._watch(waits_to_send=True)
                 return
             except OSError:
                 self.close()
                 return
             ipc.close_all(fds)
             del self._unsent[0]
-        self._server.loop.watch(self._socket.fileno(), READABLE, self._ready)
+        self._watch(waits_to_send=False)
+
+    def _watch(self, *, waits_to_send: bool) -> None:
+        """Watch the socket for requests and, with `waits_to_send`, until it accepts messages."""
+        if waits_to_send != self._waits_to_send:
+            self._waits_to_send = waits_to_send
+            events = READABLE | WRITABLE if waits_to_send else READABLE
+            self._server.loop.watch(self._socket.fileno(), events, self._ready)
 
 
 class ShimServer:

@@ -466,29 +466,28 @@ class ProcessPipes:
 
 
 class ExecAnswer:
-    """Answers a `StartExec` once its process runs. Without `exit_within_ms` in the request, the
-    answer has the process's streams and is sent at once. Otherwise it is sent after the exit or
-    that time."""
+    """Answers a `StartExec` once its process runs: at once with the process's streams, or, if the
+    request has `exit_within_ms`, after the exit or that time."""
 
     def __init__(
         self, loop: EventLoop, call: ShimCall, process: StartedProcess, pipes: ProcessPipes
     ) -> None:
-        """Prepare the answer. This object owns `pipes`, the process's pipes."""
+        """Prepare the answer. `pipes`: the process's pipes, which are this object's from now
+        on."""
         self._loop, self._call, self._process, self._pipes = loop, call, process, pipes
         self._runs_since_s = time.perf_counter()
         self._timer: Timer | None = None
 
     def send_within(self, wait_ms: int) -> None:
-        """Send the streams after `wait_ms` unless `send_exit` is called before. 0: send them
-        now."""
+        """Send the streams after `wait_ms` unless `send_exit` was called before. 0: send now."""
         if wait_ms > 0:
             self._timer = self._loop.after(wait_ms / 1000, self._send_streams)
         else:
             self._send_streams()
 
     def send_exit(self, exit_code: int) -> bool:
-        """Send the exit code and the output of a process that has ended. Return False if the answer
-        has only the streams: it was sent before, or is sent now because the output is long."""
+        """Send the exit code and the output of a process that has ended. Return False if the
+        answer has been sent without them, now (long output) or before."""
         if self._timer is None:
             return False
         self._timer.cancel()

@@ -307,17 +307,10 @@ class Starter:
                 _runtime_of(container.directory), request, container, stdio
             )
         with closing_fd(container.open_pidfd()) as pidfd:
-            compiled = compile.execute(
-                container,
-                request.process,
-                pidfd,
-                self._oom_score_adj,
-                tty=request.tty,
-                timed=request.timed,
-            )
+            compiled = compile.execute(container, request, pidfd, stdio, self._oom_score_adj)
         try:
             assert compiled.launch is not None
-            launch = compiled.launch.replace(stdio=stdio)
+            launch = compiled.launch
             clock = _Clock(launch)
             with Undo() as undo:
                 child, _ = yield from enter_steps(launch, undo, clock.times)

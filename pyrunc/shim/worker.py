@@ -62,8 +62,8 @@ class Worker:
         loop.watch(self._answer.fileno(), READABLE, self._answered)
 
     def kill(self) -> None:
-        """Kill the fork and its descendants, such as the launcher and hooks. `on_failed` is called
-        afterwards, by the event loop."""
+        """Kill the fork and its descendants, such as the launcher and hooks. The event loop then
+        calls `on_failed`."""
         descendants.kill(self.pid)
 
     def _answered(self, events: int) -> None:

@@ -83,8 +83,7 @@ def check(spec: Spec) -> None:
 
 
 def check_process(process: Process) -> None:
-    """Check a process without the rest of its configuration, such as that of an exec. Raises
-    InvalidSpec."""
+    """Check a process on its own, such as that of an exec. Raises InvalidSpec."""
     if not process.args:
         raise InvalidSpec("process.args", "must not be empty")
     if not process.cwd.startswith("/"):

@@ -1,5 +1,5 @@
 """The zygote's loop: serves the server's socket, reaps children, and ends jobs at their deadlines.
-It waits for nothing else."""
+It never waits for anything else."""
 
 from __future__ import annotations
 
