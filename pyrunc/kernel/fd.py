@@ -172,6 +172,19 @@ def open_sealed_executable(name: str, content: bytes) -> int:
         os.close(number)
 
 
+def duplicates(numbers: Iterable[int]) -> list[int]:
+    """Return copies of the descriptors. When one cannot be made, none is left open. Raises
+    OSError."""
+    copies: list[int] = []
+    try:
+        for number in numbers:
+            copies.append(os.dup(number))
+    except OSError:
+        close_all(copies)
+        raise
+    return copies
+
+
 def duplicate(number: int, lowest: int = 3) -> int:
     """Return a copy of the descriptor, with a number of at least `lowest` (F_DUPFD_CLOEXEC). Raises
     KernelError."""

@@ -131,6 +131,9 @@ class KeeperLink:
         except WrongState:  # it has ended, and is dropped soon
             self._unsent.discard(name)
             return
+        except OSError as error:  # too many open descriptors
+            warn(f"cannot store {name} in the keeper, trying again: {error}")
+            raise Unavailable(str(error)) from None
         try:
             data = ipc.encode(record.to_fields())
             self._call(lambda keeper: keeper.post_put(name, data, fds))

@@ -312,6 +312,7 @@ class ShimPod:
             self._launch(container, call, compiled)
         except Exception as error:
             compiled.close()
+            self._clear_away(compiled.cgroup)
             container.failed(error)
             raise
 
@@ -336,8 +337,13 @@ class ShimPod:
 
         def done(process: StartedProcess) -> None:
             parts.include(process.parts)
+            try:
+                container.started(process, streams, stdin=file.stdin, once=file.stdin_once)
+            except OSError as error:
+                process.discard()
+                failed(error)
+                return
             streams.close_theirs()
-            container.started(process, streams, stdin=file.stdin, once=file.stdin_once)
             _record(container, compiled.state)
             parts.end("record")
             self._pods.keeper.put(messages.StoredContainer.name_of(container.id), container.store)
@@ -357,9 +363,15 @@ class ShimPod:
 
         steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
         if self._starter.waits(compiled):
-            container.starting = self._in_worker(
-                lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
-            )
+            try:
+                container.starting = self._in_worker(
+                    lambda: _outcome(drive(steps)),
+                    lambda *started: done(_process(*started)),
+                    failed,
+                )
+            except OSError:
+                streams.close()
+                raise
             compiled.close()  # the fork has its own
         else:
             container.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
@@ -514,9 +526,14 @@ class ShimPod:
         only_output = request.stdout and request.stderr and not (request.stdin or tty)
 
         def done(started: StartedProcess) -> None:
+            try:
+                answer = ExecAnswer(self.loop, call, started, streams)
+            except OSError as error:
+                started.discard()
+                failed(error)
+                return
             streams.close_theirs()
             session.started(started)
-            answer = ExecAnswer(self.loop, call, started, streams)
             answer.send_within(request.exit_within_ms if only_output else 0)
             self._reaper.expect(
                 started.pid, lambda ended: self._exec_exited(session, answer, ended)
@@ -529,9 +546,14 @@ class ShimPod:
 
         steps = self._starter.execute(request, container, streams.stdio)
         if container.of_other_runtime:
-            session.starting = self._in_worker(
-                lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
-            )
+            try:
+                session.starting = self._in_worker(
+                    lambda: _outcome(drive(steps)),
+                    lambda *started: done(_process(*started)),
+                    failed,
+                )
+            except OSError as error:
+                failed(error)
         else:
             session.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
@@ -582,7 +604,10 @@ class ShimPod:
             work()
             return {}, []
 
-        self._in_worker(run, lambda fields, fds: on_end(None), on_end)
+        try:
+            self._in_worker(run, lambda fields, fds: on_end(None), on_end)
+        except OSError as error:  # too many processes or open descriptors
+            on_end(error)
 
     def _compile(
         self,

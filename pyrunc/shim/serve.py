@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     Handler = tuple[str, Callable[["ShimCall"], None]]
 
 UNSENT_LIMIT = 4096
+ACCEPT_AGAIN_S = 0.1  # after an error of accept(2), such as too many open descriptors
 _UCRED = struct.Struct("iII")
 
 
@@ -209,7 +210,18 @@ class ShimServer:
                 fd, _ = self._listener._accept()  # type: ignore[attr-defined]
             except BlockingIOError:
                 return
+            except OSError as error:
+                # The client still waits in the backlog: the listening socket stays readable, and
+                # the loop would call this method without end.
+                warn(f"cannot accept a client, trying again: {error}")
+                self.loop.unwatch(self._listener.fileno())
+                self.loop.after(ACCEPT_AGAIN_S, self._accept_again)
+                return
             self.add_client(fd)
+
+    def _accept_again(self) -> None:
+        if self._listener.fileno() >= 0:
+            self.loop.watch(self._listener.fileno(), READABLE, self._accept)
 
     def add_client(self, fd: int) -> None:
         """Serve a connected socket, which this server closes later. Closes the socket at once

@@ -20,6 +20,7 @@ import time
 from pyrunc import atomic_file, ipc
 from pyrunc.errors import Error, WrongState, to_error
 from pyrunc.kernel import terminal
+from pyrunc.kernel.fd import closing_fd, duplicates
 from pyrunc.kernel.pipe import unread_bytes
 from pyrunc.shim import messages, tree
 from pyrunc.shim.log_file import LogFile
@@ -93,20 +94,22 @@ class SupervisedContainer:
     def started(
         self, process: StartedProcess, streams: ProcessPipes, *, stdin: bool, once: bool
     ) -> None:
-        """Take over the started process, which may have ended already, and its streams.
+        """Take over the started process, which may have ended already, and its streams. Raises
+        OSError; process and streams then still belong to the caller.
 
         - `stdin`: clients may write to the process's stdin
         - `once`: close stdin when the first client's input ends, unless stdin is a terminal
         """
         outputs = {"stdout": streams.stdout, "stderr": streams.stderr}
+        fd = streams.stdin
+        tty = process.console_fd is not None
         if process.console_fd is not None:
             outputs = {"stdout": process.console_fd}
+            fd = os.dup(process.console_fd) if stdin else -1
         self._take(process, time.time_ns(), outputs)
         if self._stop:  # requested during the start
             self.kill()
         if stdin:
-            tty = process.console_fd is not None
-            fd = os.dup(process.console_fd) if process.console_fd is not None else streams.stdin
             # As in containerd (internal/cri/io, ContainerIO.Attach): a terminal's input does not
             # end with its first client.
             self.input = InputStream(self._loop, fd, once and not tty)
@@ -120,7 +123,7 @@ class SupervisedContainer:
         once: bool,
     ) -> StartedProcess:
         """Supervise a process whose shim was lost. Afterwards this container owns all descriptors.
-        Raises InvalidArgument, KernelError.
+        Raises InvalidArgument, KernelError, OSError.
 
         - `record`, `fds`: the keeper's entry
         - `stdin`: the writing end of the process's stdin, empty if it was not saved
@@ -128,9 +131,13 @@ class SupervisedContainer:
         """
         process = StartedProcess.from_stored(record, fds)
         self.open_log(record.log_path, record.log_directory)
-        self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
+        terminal_input = -1
         if record.stdin and process.console_fd is not None:
-            self.input = InputStream(self._loop, os.dup(process.console_fd), False)
+            # Before `_take`: when this fails, the caller closes `fds`, which must not be watched.
+            terminal_input = os.dup(process.console_fd)
+        self._take(process, record.started_at_ns, dict(zip(record.outputs, fds[1:], strict=True)))
+        if terminal_input >= 0:
+            self.input = InputStream(self._loop, terminal_input, False)
         elif stdin:
             self.input = InputStream(self._loop, stdin[0], once)
         return process
@@ -187,7 +194,8 @@ class SupervisedContainer:
             log_directory=self._log.directory,
             outputs=[output.stream for output in outputs],
         )
-        return record, [pidfd, *(os.dup(output.fd) for output in outputs)]
+        with closing_fd(pidfd):
+            return record, duplicates([pidfd, *(output.fd for output in outputs)])
 
     def failed(self, error: Exception) -> None:
         """Write the exit of a container whose start has failed with `error`."""
@@ -204,6 +212,15 @@ class SupervisedContainer:
         """Make pipes to the container's streams; return the client's ends in the order stdin,
         stdout, stderr."""
         ends: list[int] = []
+        try:
+            self._attach(names, ends)
+        except OSError:
+            # The other ends close when they notice this.
+            ipc.close_all(ends)
+            raise
+        return ends
+
+    def _attach(self, names: Sequence[str], ends: list[int]) -> None:
         if "stdin" in names:
             reading, writing = os.pipe2(os.O_CLOEXEC)
             ends.append(writing)
@@ -222,7 +239,6 @@ class SupervisedContainer:
                     follower.finish()
                 else:
                     outputs[name].follow(follower)
-        return ends
 
     def _has_terminal(self) -> bool:
         return self._process is not None and self._process.console_fd is not None
@@ -427,16 +443,23 @@ class ProcessPipes:
     """
 
     def __init__(self, *, stdin: bool, stdout: bool = True, stderr: bool = True) -> None:
+        """Open the pipes. Raises OSError."""
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.stdin = self.stdout = self.stderr = -1
-        their_stdin = their_stdout = their_stderr = self._null
-        if stdin:
-            their_stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
-        if stdout:
-            self.stdout, their_stdout = os.pipe2(os.O_CLOEXEC)
-        if stderr:
-            self.stderr, their_stderr = os.pipe2(os.O_CLOEXEC)
-        self.stdio = (their_stdin, their_stdout, their_stderr)
+        self.stdio = (self._null, self._null, self._null)
+        try:
+            if stdin:
+                theirs, self.stdin = os.pipe2(os.O_CLOEXEC)
+                self.stdio = (theirs, self._null, self._null)
+            if stdout:
+                self.stdout, theirs = os.pipe2(os.O_CLOEXEC)
+                self.stdio = (self.stdio[0], theirs, self._null)
+            if stderr:
+                self.stderr, theirs = os.pipe2(os.O_CLOEXEC)
+                self.stdio = (self.stdio[0], self.stdio[1], theirs)
+        except OSError:
+            self.close()
+            raise
 
     def ours(self) -> list[int]:
         """Return our ends that exist, in the order stdin, stdout, stderr."""
@@ -472,9 +495,12 @@ class ExecAnswer:
     def __init__(
         self, loop: EventLoop, call: ShimCall, process: StartedProcess, pipes: ProcessPipes
     ) -> None:
-        """Prepare the answer. `pipes`: the process's pipes, which are this object's from now
-        on."""
+        """Prepare the answer. This object owns `pipes`, the process's pipes. Raises OSError;
+        the pipes then still belong to the caller."""
         self._loop, self._call, self._process, self._pipes = loop, call, process, pipes
+        # A copy: the answer closes its descriptors when they are sent, and the session still needs
+        # the master for `resize`.
+        self._master = [] if process.console_fd is None else [os.dup(process.console_fd)]
         self._runs_since_s = time.perf_counter()
         self._timer: Timer | None = None
 
@@ -511,11 +537,8 @@ class ExecAnswer:
         """Answer with the process's terminal or pipes."""
         self._timer = None
         process = self._process
-        # A copy: the answer closes its descriptors when they are sent, and the session still needs
-        # the master for `resize`.
-        master = [] if process.console_fd is None else [os.dup(process.console_fd)]
         answer = messages.ExecStarted(process.pid, process.start_time, process.parts)
-        self._call.answer(answer, [*master, *self._pipes.ours()])
+        self._call.answer(answer, [*self._master, *self._pipes.ours()])
 
 
 class SupervisedExec:

@@ -8,12 +8,13 @@ between other work. A start that waits for other processes (hooks, a seccomp age
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 from pyrunc import ipc, jsontext
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
-from pyrunc.kernel.fd import closing_fd, read_file
+from pyrunc.kernel.fd import closing_fd, duplicates, read_file
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.kernel.process import send_signal
 from pyrunc.launch import pinned
@@ -67,6 +68,11 @@ class SupervisedProcess:
         """Return a new pidfd, which the caller closes."""
         return os.pidfd_open(self.pid) if self.pidfd is None else os.dup(self.pidfd)
 
+    def discard(self) -> None:
+        """Kill the process of a start that has failed after it, and close its descriptors."""
+        self.send_signal(signal.SIGKILL)
+        self.close_pidfd()
+
     def close_pidfd(self) -> None:
         """Close the pidfd after the exit."""
         if self.pidfd is not None:
@@ -102,6 +108,11 @@ class StartedProcess(SupervisedProcess):
         self.group, self.console_fd = group, console_fd
         self.has_poststop = self.of_other_runtime = False
         self.parts: list[Part] = []
+
+    def discard(self) -> None:
+        super().discard()
+        if self.console_fd is not None:
+            os.close(self.console_fd)
 
     def record(self) -> tuple[ForkedProcess, list[int]]:
         """Return the message and the descriptors by which a fork of the shim describes this process
@@ -167,7 +178,8 @@ class PauseProcess(SupervisedProcess):
         record = messages.StoredPause(
             self.pid, self.start_time, group, bool(network), list(self.mounts)
         )
-        return record, [self.open_pidfd(), *map(os.dup, fds)]
+        with closing_fd(self.open_pidfd()) as pidfd:
+            return record, duplicates([pidfd, *fds])
 
     @classmethod
     def from_stored(cls, record: messages.StoredPause, fds: Sequence[int]) -> PauseProcess:
