@@ -42,8 +42,8 @@ class Addressing:
 
     @property
     def routes(self) -> tuple[Route, ...]:
-        """Return the routes to install in the pod: the reported routes, with a gateway where it was
-        missing."""
+        """Return the routes to install in the pod: the routes of ADD's result. A route without a
+        gateway gets the first gateway of its IP version, unless its scope is link."""
         return installed_routes(self.reported, self.ips)
 
     @property

@@ -222,8 +222,8 @@ class NetworkLeases:
         self._remove(address)
 
     def _scan(self, owner: str) -> list[str]:
-        """Return the addresses of `owner` by reading all leases. For leases of the reference
-        plugin, which writes no file in `owners/`."""
+        """Return the addresses of `owner` by reading all leases. This also finds leases of the
+        reference plugin, which writes no file in `owners/`."""
         return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:

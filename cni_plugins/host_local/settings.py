@@ -56,8 +56,8 @@ def parse(config: PluginConfig, call: CniCall) -> HostLocalSettings:
 
 
 def folder_of(config: PluginConfig) -> str:
-    """Return the folder with the network's leases, without parsing the ranges, which DEL and GC do
-    not need. Raises CniError INVALID_CONFIG."""
+    """Return the folder with the network's leases. DEL and GC need only the folder, so this parses
+    no ranges. Raises CniError INVALID_CONFIG."""
     ipam = config.raw.get("ipam")
     return network_folder(config, ipam if isinstance(ipam, dict) else {})
 

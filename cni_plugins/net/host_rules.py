@@ -138,8 +138,8 @@ def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> 
 
 
 def belongs_to(tag: str, network: str, scope: str = "") -> bool:
-    """Return whether `tag` is an owner tag of `network` and, unless `scope` is empty, of that
-    scope."""
+    """Return whether the owner tag `tag` (NETWORK/CONTAINER_ID/IFNAME/SCOPE) has this network and,
+    unless `scope` is empty, this scope."""
     parts = tag.split("/")
     return parts[0] in (network, _network_tag(network)) and (not scope or parts[3:] == [scope])
 
@@ -256,13 +256,14 @@ def remove_elements(elements: Iterable[Element]) -> None:
 
 
 def elements_of(sets: Iterable[str], tag: str) -> list[Element]:
-    """Return the elements of the named sets that have the comment `tag`. Raises KernelError."""
+    """Return the elements of the nftables sets `sets` that have the comment `tag`. Raises
+    KernelError."""
     return all_elements(sets, tag)
 
 
 def all_elements(sets: Iterable[str], tag: str | None = None) -> list[Element]:
-    """Return the elements of the named sets; with `tag`, only those with this comment. Raises
-    KernelError."""
+    """Return the elements of the nftables sets `sets`; with `tag`, only those with this comment.
+    Raises KernelError."""
     with filter_socket() as netfilter:
         return [e for name in sets for e in elements(netfilter, TABLE, name, tag)]
 

@@ -22,8 +22,8 @@ _LOCAL_TABLE = 255
 
 @dataclass(frozen=True, slots=True)
 class LinkState:
-    """A network interface. `master`: the index of its bridge, if it is a bridge's port. `hairpin`,
-    `isolated`: None unless it is a bridge's port."""
+    """A network interface. `master`: the index of its bridge or other master, 0 without one.
+    `hairpin`, `isolated`: flags of a bridge's port, None for other interfaces."""
 
     index: int
     name: str

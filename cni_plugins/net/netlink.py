@@ -243,8 +243,8 @@ class HostSocket:
         self._shared: NetlinkSocket | None = None
 
     def keep_open(self) -> None:
-        """Open one socket in the current namespace, which all later calls use. For a process that
-        serves many requests."""
+        """Open one socket in the current namespace. All later `with` blocks get this socket. A
+        process that serves many requests calls this."""
         self._shared = NetlinkSocket(self._protocol)
 
     @contextmanager

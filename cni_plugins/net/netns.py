@@ -61,8 +61,8 @@ def current_id() -> tuple[int, int]:
 
 
 def keep_open() -> None:
-    """Open the current namespace, so that `entered` need not open it each time to return to it. For
-    a process that serves many requests."""
+    """Open the current namespace once, so that `entered` returns to it without opening it each
+    time. A process that serves many requests calls this."""
     global _kept_netns
     _kept_netns = os.open(_OWN, os.O_RDONLY | os.O_CLOEXEC)
 

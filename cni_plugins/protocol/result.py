@@ -164,8 +164,8 @@ class Result:
         return replace(self, interfaces=interfaces, ips=ips, raw=None)
 
     def with_path(self, before: str, after: str) -> Result:
-        """Return a copy in which the path `after` replaces the sandbox path `before` of
-        interfaces."""
+        """Return a copy in which interfaces with the sandbox path `before` have the path
+        `after`."""
         moved = (replace(i, sandbox=after) if i.sandbox == before else i for i in self.interfaces)
         raw = self.raw
         if raw is not None and raw.get("interfaces"):

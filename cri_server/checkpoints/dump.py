@@ -144,7 +144,8 @@ def _binds(document: Mapping[str, Any]) -> Any:
 
 
 def _open_lower(rootfs: Overlay, mounts: Mapping[str, int]) -> int:
-    """Open a mount of the image without the writable layer, and return the descriptor."""
+    """Open a mount of the image alone, without the container's writable layer. Returns the
+    descriptor."""
     if rootfs.image is not None:
         return open_image(rootfs.image, mounts)
     with NamedDescriptors() as descriptors:

@@ -13,7 +13,8 @@ from cri_server.config.model import Config
 
 @dataclass(frozen=True, slots=True)
 class ConfigChange:
-    """A key with a new value. `reloads`: a running server applies it."""
+    """A key with a new value. `reloads`: whether a running server applies the new value on
+    SIGHUP."""
 
     key: str
     before: Any

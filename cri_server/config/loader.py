@@ -129,8 +129,8 @@ def _nested(key: Key, value: Any) -> dict[str, Any]:
 
 
 def _without(values: dict[str, Any], keys: Collection[Key], before: Key = ()) -> dict[str, Any]:
-    """Return a copy of the nested tables `values` without `keys`. `before`: the key of the table
-    `values`."""
+    """Return a copy of the nested tables `values` without `keys`, which begin at the top level.
+    `before` is the key of the table `values`."""
     return {
         name: _without(value, keys, (*before, name)) if isinstance(value, dict) else value
         for name, value in values.items()

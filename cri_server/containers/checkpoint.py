@@ -216,7 +216,7 @@ async def capture(context: CheckpointContext) -> None:
 
 
 def _volumes(services: Services, container: Container) -> dict[str, str]:
-    """Return the host's folders of the image's volumes, by their paths in the container."""
+    """Map the path of each of the image's volumes in the container to its folder on the host."""
     own = str(services.paths.container_root(container.id) / anonymous_volumes.FOLDER)
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
     sources = ((mount["destination"], mount.get("source", "")) for mount in spec["mounts"])

@@ -504,7 +504,7 @@ async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[
 
 
 def _is_abandoned(context: CreateContext) -> bool:
-    """Whether the sandbox is being stopped, or no caller has waited for the container for
+    """Return whether the sandbox is being stopped, or no caller has waited for the container for
     `CALLER_GRACE_S`. Thread-safe."""
     key = _key(context.sandbox, context.config)
     return (

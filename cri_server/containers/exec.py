@@ -65,7 +65,7 @@ class ExecOutput:
 
     @property
     def in_memory(self) -> bool:
-        """Whether `content` is the whole output."""
+        """Return whether `content` is the whole output."""
         return self._file is None
 
     @property

@@ -36,7 +36,8 @@ class RotationLimits(NamedTuple):
 
 
 def limits(annotations: Mapping[str, str]) -> RotationLimits | None:
-    """Return a container's limits; None if the annotation is missing or malformed."""
+    """Return the limits in a container's annotation `io.pyrunc.log-rotation`; None if the
+    annotation is missing or malformed."""
     match = re.fullmatch(r"(\d{1,18}) (\d{1,6})", annotations.get(ANNOTATION, ""))
     if match is None or int(match[2]) < LEAST_FILES:
         return None

@@ -27,16 +27,16 @@ class RemoveContainerContext:
 
 
 async def remove(services: Services, reference: str) -> None:
-    """Remove a container; return when neither lists nor status show it. Does nothing for an unknown
-    id."""
+    """Remove a container. Returns when neither lists nor status calls show the container. Does
+    nothing for an unknown id."""
     container = services.index.containers.find(reference)
     if container is not None:
         await remove_container(services, container)
 
 
 async def remove_container(services: Services, container: Container) -> None:
-    """Remove `container`; return when neither lists nor status show it. Concurrent calls wait for
-    the same removal."""
+    """Remove `container`. Returns when neither lists nor status calls show the container.
+    Concurrent calls wait for the same removal."""
     await services.running.join(
         ("remove", container.id), lambda: STEPS.run(RemoveContainerContext(services, container))
     )

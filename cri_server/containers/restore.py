@@ -90,7 +90,7 @@ async def load_checkpoint(
 
 
 def holds_checkpoint(annotations: Mapping[str, object]) -> bool:
-    """Whether a manifest with these annotations describes a checkpoint."""
+    """Return whether a manifest with these annotations describes a checkpoint."""
     return any(name in annotations for name in names.ANNOTATIONS)
 
 
@@ -149,8 +149,8 @@ async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
 
 
 def _is_whole_id(reference: str) -> bool:
-    """Whether the reference is a complete image id, which no registry resolves. CRI-O writes it
-    without `sha256:`."""
+    """Return whether the reference is a complete image id, with or without `sha256:` (CRI-O writes
+    none). No registry resolves an id."""
     return is_id(reference) and len(hex_of(reference)) in HEX_LENGTHS
 
 

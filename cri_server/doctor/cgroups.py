@@ -15,12 +15,12 @@ UNIFIED = (
 
 
 def tree(host: Machine) -> str:
-    """Return the mount point of the v2 tree; an empty string if there is none."""
+    """Return the mount point of cgroup v2; an empty string if it is not mounted."""
     return next((path for path in TREES if host.path(f"{path}/cgroup.controllers").exists()), "")
 
 
 def version(host: Machine) -> Iterator[CheckResult]:
-    """Check that there is a v2 tree with the controllers that limits need."""
+    """Check that cgroup v2 is mounted and has the controllers that limits need."""
     root = tree(host)
     if not root:
         yield wrong("cgroup-v2", "no cgroup v2 tree", "the server does not start", UNIFIED)

@@ -118,8 +118,8 @@ def names(host: Machine) -> Iterator[CheckResult]:
 
 
 def groups(host: Machine) -> Iterator[CheckResult]:
-    """Look for cgroups that are named like a container or pod, although none with that name has a
-    record or a state folder."""
+    """Look for cgroups with the name of a container or pod that has neither a record nor a state
+    folder."""
     top = cgroups.tree(host)
     if not top:
         return

@@ -23,8 +23,8 @@ def registries(host: Machine) -> Iterator[CheckResult]:
 
 
 def _repeated(host: Machine, files: list[Path]) -> Iterator[CheckResult]:
-    """Yield a result for each folder that the server ignores because another folder is for the same
-    registry under another spelling."""
+    """Yield a result for each folder that the server ignores, because another folder names the same
+    registry in another spelling."""
     from cri_server.images.registry.hosts import folder_of, registry_of
 
     for file in files:

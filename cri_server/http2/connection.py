@@ -369,7 +369,7 @@ class Http2Connection:
             self._charge()
 
     def _is_ignored(self, stream_id: int) -> bool:
-        """Whether the peer opened the stream after this side's GOAWAY."""
+        """Return whether the peer opened the stream after this side's GOAWAY."""
         return self.leaving and stream_id > self._last_id
 
     def _check_was_open(self, stream_id: int, what: str) -> None:
@@ -439,7 +439,7 @@ class Http2Connection:
         return self._sender.take()
 
     def is_open(self, stream_id: int) -> bool:
-        """Whether the stream still accepts headers and data to send."""
+        """Return whether the stream still accepts headers and data to send."""
         stream = self._streams.get(stream_id)
         return stream is not None and stream.sending
 

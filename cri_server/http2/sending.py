@@ -80,7 +80,7 @@ class FrameSender:
         )
 
     def data(self, stream: Outgoing, payload: bytes) -> None:
-        """Send a part of the body, and queue the part beyond the windows."""
+        """Send a part of the body. Queues the bytes that exceed the flow-control windows."""
         length = len(payload)
         if (
             not stream.queued

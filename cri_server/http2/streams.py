@@ -21,8 +21,8 @@ class Http2Stream:
     window_bytes: int = frames.WINDOW_BYTES
 
     def fits(self, size: int, ended: bool) -> bool:
-        """Count `size` received bytes of the body. Return False if the body is longer than
-        content-length or, when it has `ended`, shorter."""
+        """Count `size` received bytes of the body. Return False if more bytes than content-length
+        have arrived, or if the body has `ended` with fewer."""
         assert self.left_bytes is not None
         self.left_bytes -= size
         return self.left_bytes == 0 if ended else self.left_bytes >= 0

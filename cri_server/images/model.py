@@ -28,7 +28,7 @@ class Auth:
 
     @property
     def empty(self) -> bool:
-        """Whether no credential is set."""
+        """Return whether no credential is set."""
         return self == Auth(server_address=self.server_address)
 
 

@@ -140,8 +140,8 @@ class ImageService:
         await self._store.close(used)
 
     async def store_mounts(self) -> None:
-        """Store the open mounts of images in the keeper. Call this after the start of a new keeper,
-        because it has no mounts yet."""
+        """Store the open mounts of images in the keeper. Must be called for each new keeper, which
+        has no mounts yet."""
         await in_thread(self._store.mounts.store_all)
 
     async def pull(
@@ -272,8 +272,8 @@ class ImageService:
 
     @property
     def lowest_layer(self) -> str:
-        """The path of an empty folder, over which an image with a single layer is mounted, because
-        overlayfs needs two lower layers."""
+        """The path of an empty folder that an image with a single layer gets as its second lower
+        layer, because overlayfs needs two."""
         return str(self._store.layers.lowest)
 
     def annotations(

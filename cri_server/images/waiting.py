@@ -94,7 +94,7 @@ class Watch:
         self._last, self._arrived_bytes = self._clock(), 0
 
     def arrived(self, size: int) -> None:
-        """Count received bytes. Records progress when PROGRESS_BYTES_PER_S times the timeout have
+        """Count received bytes. Records progress once PROGRESS_BYTES_PER_S times the timeout have
         arrived since the last progress."""
         self._arrived_bytes += size
         if self._arrived_bytes >= PROGRESS_BYTES_PER_S * self._timeout_s:
@@ -102,7 +102,7 @@ class Watch:
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the last progress is longer ago than the timeout."""
+        """Return whether the last progress is longer ago than the timeout."""
         return not self._pauses and self._clock() - self._last > self._timeout_s
 
     @contextmanager

@@ -458,7 +458,7 @@ class _SandboxTurns:
             await self._changed.wait()
 
     def _wake(self) -> None:
-        """Wake all waiting tasks. It does not await anything, so a cancellation cannot interrupt
+        """Wake all waiting tasks. This method awaits nothing, so that no cancellation can interrupt
         it."""
         # Not an asyncio.Condition: a second cancellation while it takes its lock again would leave
         # the lock unacquired. All waiters have this event; later ones get the new one.

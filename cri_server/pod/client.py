@@ -96,7 +96,7 @@ class ShimClient:
 
     @property
     def closed(self) -> bool:
-        """Whether the connection has ended."""
+        """Return whether the connection has ended."""
         return self._peer.lost
 
     @classmethod

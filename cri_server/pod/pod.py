@@ -44,12 +44,12 @@ class Pod:
 
     @property
     def has_shim(self) -> bool:
-        """Whether a shim serves the pod and answers."""
+        """Return whether a shim serves the pod and answers."""
         return self._shims.find(self._sandbox) is not None
 
     @property
     def is_silent(self) -> bool:
-        """Whether the pod's shim lives, but does not answer."""
+        """Return whether the pod's shim lives, but does not answer."""
         return self._shims.is_silent(self._sandbox)
 
     def require_shim(self) -> None:

@@ -116,8 +116,8 @@ class Shims:
         return path
 
     def _has_dropped_pod(self, sandbox: Sandbox) -> bool:
-        """Return whether the sandbox's shim has stopped serving this pod. A shim that stops removes
-        its shim.json from the pod's folder."""
+        """Return whether the sandbox's shim has stopped serving the pod. A shim that does so
+        removes its shim.json from the pod's folder."""
         return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
@@ -134,7 +134,8 @@ class Shims:
         )
 
     def _use(self, sandbox: Sandbox, client: ShimClient) -> None:
-        """Register `client` as the sandbox's connection, and have `_closed` called at its end."""
+        """Register `client` as the sandbox's connection. When the connection ends, `_closed` is
+        called."""
         client.on_close = lambda: self._closed(sandbox, client)
         client.timed = self._timed
         self._clients[sandbox.id], self._pods[sandbox.id] = client, sandbox
@@ -242,8 +243,8 @@ class Shims:
             orphans.read_records(self._paths, container)
 
     def _save_stdins(self, shim: ProcessIdentity | None) -> None:
-        """Copy the writing ends of the stdin pipes of all containers of `shim` before the server
-        ends it. Does nothing for None."""
+        """Before the server ends `shim`, copy the shim's writing ends of its containers' stdin
+        pipes. Does nothing for None."""
         if shim is not None:
             for sandbox in self._index.sandboxes:
                 if sandbox.shim == shim:

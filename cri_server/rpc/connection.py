@@ -90,12 +90,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     @property
     def idle(self) -> bool:
-        """Whether no call is open."""
+        """Return whether no call is open."""
         return not self._calls and not self._http.unfinished_streams
 
     @property
     def busy(self) -> bool:
-        """Whether a call is running or waiting. An incomplete request does not count."""
+        """Return whether a call is running or waiting. An incomplete request does not count."""
         begun = any(call.task is not None for call in self._calls.values())
         return begun or bool(self._waiting) or self._http.unfinished_streams > 0
 

@@ -8,6 +8,6 @@ from cri_server.store.model import Container
 
 
 def is_paused(container: Container) -> bool:
-    """Whether the container runs and its cgroup's freezer is set. Reads one file in
+    """Return whether the container runs and its cgroup's freezer is set. Reads one file in
     /sys/fs/cgroup."""
     return container.running and groups.place(container.cgroups_path, container.id).frozen()

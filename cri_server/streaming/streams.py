@@ -46,8 +46,8 @@ class Budget:
 
     @property
     def exhausted(self) -> bool:
-        """Whether the server must stop reading the connection, because its streams have buffered
-        too much."""
+        """Return whether the server must stop reading the connection, because its streams have
+        buffered too much."""
         return not self._room.is_set()
 
     async def room(self) -> None:

@@ -69,8 +69,8 @@ def changes(upper: int, lower: int) -> Iterator[tuple[str, bytes]]:
 
 
 class LayerChange(NamedTuple):
-    """A difference between layer and image. `hides`: an opaque directory at or above `path` hides
-    the image's files there."""
+    """A difference between the writable layer and the image. `hides`: whether an opaque directory
+    at or above `path` hides the image's files there."""
 
     kind: str
     path: bytes
@@ -79,8 +79,8 @@ class LayerChange(NamedTuple):
 
 
 def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[LayerChange]:
-    """Return the differences in the folder `path`, sorted by name. `hides`: an opaque directory
-    above it hides the image's files."""
+    """Return the differences in the folder `path`, sorted by name. `hides`: whether an opaque
+    directory above `path` hides the image's files."""
     folder = _open(upper, path)
     if folder is None:
         return []

@@ -48,8 +48,8 @@ def make(base: Path, namespace: str, name: str) -> Path:
 
 @contextlib.contextmanager
 def locked(base: Path) -> Iterator[None]:
-    """Hold the lock of the folder `base` for the block, so that only one `run` at a time starts a
-    pod. Raises OSError."""
+    """Hold the lock of the folder `base` during the `with` block, so that only one `run` at a time
+    starts a pod. Raises OSError."""
     with closing_fd(os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as number:
         # A lock on a file in the folder could be lost with the file, when the folder is cleaned.
         fcntl.flock(number, fcntl.LOCK_EX)

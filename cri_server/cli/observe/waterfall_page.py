@@ -32,7 +32,7 @@ STYLE = Path(__file__).with_name("waterfall.css").read_text()
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """The time axis of all calls: its begin (nanoseconds since 1970) and its length in
+    """The time axis of all calls: its start in nanoseconds since 1970, and its length in
     nanoseconds."""
 
     begin_ns: int
@@ -95,8 +95,8 @@ def _summary(calls: Sequence[TimelineCall], axis: Axis) -> str:
 
 
 def _call(call: TimelineCall, axis: Axis, *, unfolded: bool) -> str:
-    """Return the HTML of a call. A call with steps can be unfolded to show them. `unfolded`: the
-    steps are shown at first."""
+    """Return the HTML of a call, whose steps a click shows or hides. `unfolded`: whether the page
+    shows the steps when it opens."""
     spans = list(tree(call.spans))
     at, width = axis.percent(call)
     classes = " ".join(

@@ -42,8 +42,8 @@ COLOURS = {
 
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Item]):
-    """A column of a table. `of` returns an item's cell. `wide`: the column is only in the format
-    `wide`."""
+    """A column of a table. `of` returns an item's cell. `wide`: whether only the format `wide`
+    shows the column."""
 
     title: str
     of: Callable[[Item], str]

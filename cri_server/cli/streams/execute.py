@@ -37,8 +37,8 @@ def _variable(text: str) -> str:
 
 
 def _user(client: Client, container: str, text: str) -> dict[str, object]:
-    """Return `user` for an OCI process: the ids of USER[:GROUP], looked up in the container's
-    passwd and group files. Raises InvalidArgument, WrongState."""
+    """Look up USER[:GROUP] in the container's passwd and group files. Returns the ids, as the field
+    `user` of an OCI process. Raises InvalidArgument, WrongState."""
     from cri_server.cli.containers.container_root import open_root
     from cri_server.spec.user import Accounts, resolve
 
@@ -60,7 +60,8 @@ def _read(root: int, path: str) -> bytes:
 
 
 class _Exec(click.Command):
-    """A command with options before CONTAINER and, as in kubectl, between CONTAINER and `--`."""
+    """The command `exec`. Like kubectl, it accepts its options before CONTAINER and between
+    CONTAINER and `--`."""
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         options = [each for each in self.params if isinstance(each, click.Option)]

@@ -65,7 +65,8 @@ class Log:
         _close(self._files)
 
     def seek_last(self, count: int) -> None:
-        """Skip all but the last `count` lines of all files. Call it before the first `new`."""
+        """Skip all but the last `count` lines of all files. Must be called before the first call of
+        `new`."""
         for number, file in reversed(list(enumerate(self._files))):
             position, records = last(file, count)
             file.seek(position)
@@ -76,8 +77,8 @@ class Log:
                 return
 
     def new(self) -> Iterator[LogEntry]:
-        """Yield the lines that were written since the last call, at first those from the position
-        on. Raises OSError."""
+        """Yield the lines written since the last call. The first call yields the lines from the
+        oldest file's position on. Raises OSError."""
         while True:
             if len(self._files) == 1:
                 self._files += self._open_later()

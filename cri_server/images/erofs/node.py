@@ -42,7 +42,7 @@ class ErofsNode:
 
     @property
     def is_whiteout(self) -> bool:
-        """Whether this is a whiteout in overlayfs' form, a character device 0:0."""
+        """Return whether this is a whiteout in overlayfs' form, a character device 0:0."""
         return self.rdev == (0, 0) and stat.S_ISCHR(self.mode)
 
     def take_attributes(self, other: ErofsNode) -> None:

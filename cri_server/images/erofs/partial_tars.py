@@ -41,7 +41,7 @@ class PartialTars:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all tars are complete."""
+        """Return whether all tars are complete."""
         return self._writing < 0
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ class Growth:
         self.ended = False
 
     def wait(self) -> None:
-        """Wait until a tar has grown; set `ended` and return at once when all are complete."""
+        """Wait until a tar has grown. If all tars are complete, set `ended` and return at once."""
         if not self.ended and not os.read(self._fd, 4096):
             self.ended = True
 

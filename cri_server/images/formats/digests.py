@@ -25,7 +25,8 @@ def is_digest(text: object) -> bool:
 
 
 def algorithm_of(digest: str | None) -> str:
-    """Return the algorithm of a digest; sha256 for None, where no digest is expected."""
+    """Return the algorithm of a digest. For None, which means that no digest is expected, return
+    sha256."""
     return SHA512 if digest is not None and digest.startswith("sha512:") else SHA256
 
 

@@ -135,8 +135,8 @@ def _arm(version: int) -> tuple[Processor, ...]:
 
 
 def rank(platform: Platform, host: Sequence[Processor]) -> int | None:
-    """Return the position of an image's platform in the list of `host`, 0 for the best; None if it
-    does not run there."""
+    """Return the position of an image's platform in `host`, the processors that the machine can
+    run, best first; None if the platform is not in the list or its system is not Linux."""
     kind = processor(platform)
     if (platform.os or "linux").lower() != "linux" or kind not in host:
         return None

@@ -67,8 +67,8 @@ class UnpackLimits(Record):
     folder: AbsolutePath = "/"
 
     def shared(self, times: int) -> UnpackLimits:
-        """Divide the limits by `times`, for a layer that is unpacked `times` times: all copies
-        together then get what one layer may take."""
+        """Return the limits of one copy of a layer that is unpacked `times` times. Size and entries
+        are divided, so that all copies together may take what one layer may."""
         if times == 1:
             return self
         return self.replace(

@@ -44,7 +44,7 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
 
 
 def _walker(tree: Path, stack: ExitStack) -> DirectoryWalker:
-    """Return a walker of the directories of a layer, which `stack` closes."""
+    """Return a walker of a layer's directories. `stack` closes the walker."""
     with closing_fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         return stack.enter_context(DirectoryWalker(root))
 

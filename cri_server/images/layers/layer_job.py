@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def begin(progress_fd: int) -> Callable[[], None]:
     """Put this process under SCHED_BATCH. Return a function that reports progress by writing a byte
-    to the pipe `progress_fd`; it never blocks."""
+    to the pipe `progress_fd`. The function never blocks."""
     set_batch_policy()
     os.set_blocking(progress_fd, False)
 

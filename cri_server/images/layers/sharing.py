@@ -51,7 +51,7 @@ class Rate:
 
     @property
     def is_slow(self) -> bool:
-        """Whether less than FAST_BYTES arrived in the last SLOW_S."""
+        """Return whether less than FAST_BYTES arrived in the last SLOW_S."""
         return not self._node_works and time.monotonic() - self._since > SLOW_S
 
     def restart(self) -> None:

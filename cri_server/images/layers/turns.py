@@ -43,8 +43,8 @@ class Turns:
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[None]:
-        """Hold a turn for an optional block, whose task is cancelled when another task needs the
-        turn. Raises NoTurn when no turn is free."""
+        """Hold a turn for an optional `with` block, if one is free, or raise NoTurn. When another
+        task needs the turn, the task of this block is cancelled."""
         if self._free.locked():
             raise NoTurn
         await self._free.acquire()

@@ -42,7 +42,7 @@ class Proxy:
 
     @property
     def is_socks(self) -> bool:
-        """Whether the proxy uses SOCKS 5 (RFC 1928)."""
+        """Return whether the proxy uses SOCKS 5 (RFC 1928)."""
         return urlsplit(self.url).scheme in SOCKS
 
 

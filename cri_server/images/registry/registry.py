@@ -512,8 +512,8 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
 
 
 def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
-    """Return the error for an overloaded server. The request is repeated after the seconds that the
-    response's Retry-After header demands."""
+    """Return the error for an overloaded server, with the seconds to wait that the response's
+    Retry-After header demands."""
     retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
     if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
         message += f", and no more requests for {math.ceil(retry_after_s)} s"

@@ -75,8 +75,8 @@ class LayerFiles:
 
     @property
     def empty(self) -> bool:
-        """Whether no index is stored, so that no image can be mounted. Unpacked images, which are
-        stored elsewhere, do not count."""
+        """Return whether no index is stored, so that no image can be mounted. Unpacked images,
+        which are stored elsewhere, do not count."""
         return not any(path.parent == self._indexes for path in self._sizes)
 
     def tar(self, diff_id: str) -> Path:

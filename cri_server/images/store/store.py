@@ -331,6 +331,6 @@ class Store:
 
 
 def _stored_blobs() -> BlobSource:
-    """Return a BlobSource for a listed image, which downloads nothing: all blobs, or the tars that
-    have replaced them, are stored."""
+    """Return the BlobSource of a listed image. It downloads nothing, because all blobs, or the tars
+    that have replaced them, are stored."""
     return BlobSource(Watch(math.inf, ""), is_listed=True)

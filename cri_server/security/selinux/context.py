@@ -62,5 +62,5 @@ def check(options: api.SELinuxOption, where: str = "selinux_options") -> None:
 
 
 def is_set(options: api.SELinuxOption) -> bool:
-    """Whether any field is set."""
+    """Return whether any field is set."""
     return bool(options.user or options.role or options.type or options.level)
