@@ -217,4 +217,4 @@ async def drop_container(services: Services, identifier: str) -> None:
     await unfinished.end_container(services.paths, identifier)
     await disk.remove_record(services.paths.container_record(identifier))
     await disk.delete_container_folders(services.paths, services.trash, identifier)
-    log.info("removed what was left of container %s", identifier)
+    log.info("removed the remains of container %s", identifier)

@@ -97,7 +97,7 @@ def _mtu(value: object) -> int:
         # ETH_MIN_MTU, which is IPv4's least (RFC 791), and ETH_MAX_MTU of the kernel.
         or (value != 0 and not 68 <= value <= 65535)
     ):
-        raise CniError(INVALID_CONFIG, f"mtu: {str(value)[:20]} is not 0 or 68 to 65535")
+        raise CniError(INVALID_CONFIG, f"mtu: {str(value)[:20]} is neither 0 nor in 68..65535")
     return value
 
 

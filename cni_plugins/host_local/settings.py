@@ -100,7 +100,7 @@ def _range_sets(ipam: dict[str, Any], capability_ranges: Any) -> tuple[RangeSet,
         raise CniError(INVALID_CONFIG, "ipam.ranges: not a list")
     sets += [RangeSet.parse(item, f"ipam.ranges[{index}]") for index, item in enumerate(configured)]
     if not sets:
-        raise CniError(INVALID_CONFIG, "ipam: neither ranges nor a subnet")
+        raise CniError(INVALID_CONFIG, "ipam: needs ranges or a subnet")
     check_disjoint(tuple(sets), "ipam.ranges")
     return tuple(sets)
 

@@ -46,8 +46,8 @@ PATH_MAX = 4096
 MOST_FOLDERS = 100_000  # made for whiteouts in a writable layer; no image has as many
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 NAMES = (
-    "an archive of a checkpoint as kubelet's checkpoint API, containerd, CRI-O and"
-    " `pyrunc-cri checkpoint` write"
+    "a checkpoint archive such as kubelet's checkpoint API, containerd, CRI-O or"
+    " `pyrunc-cri checkpoint` writes"
 )
 
 

@@ -138,7 +138,7 @@ def _existing_id(existing: Container, config: api.ContainerConfig) -> str:
     if existing.config == config and existing.state == api.CONTAINER_CREATED:
         return existing.id
     why = "was started already" if existing.config == config else "has another configuration"
-    raise AlreadyExists(f"container {existing.id} with the same name and attempt exists and {why}")
+    raise AlreadyExists(f"container {existing.id} has the same name and attempt, but {why}")
 
 
 async def _create(

@@ -48,8 +48,8 @@ def _controllers(host: Machine, root: str) -> Iterator[CheckResult]:
             "cgroup-controllers",
             Level.WRONG if strict else Level.WARNING,
             f"the v2 tree lacks {', '.join(missing)}",
-            f"containers with such a limit are {'refused' if strict else 'not limited'}, and"
-            " kubelet has no statistics of it",
+            "containers with limits of these controllers are"
+            f" {'refused' if strict else 'not limited'}, and kubelet gets no statistics of them",
             "add cgroup_enable=memory to the kernel's command line and reboot" if off else UNIFIED,
         )
     else:

@@ -99,16 +99,16 @@ def disk(host: Machine) -> Iterator[CheckResult]:
             "root-ext4",
             f"{host.config.root} is on ext4",
             "the allocator of ext4 avoids recently deleted inodes: on nodes where many pods come"
-            " and go it takes up to 18 % of the CPU time of a pod, and half of that for unpacking"
-            " an image",
-            "on such nodes put it on its own disk with xfs (mkfs.xfs)",
+            " and go the search takes up to 18 % of a pod's CPU time, and half of the time of"
+            " unpacking an image",
+            f"on such nodes put {host.config.root} on its own disk with xfs (mkfs.xfs)",
         )
     if space.f_flag & os.ST_NOEXEC:
         yield warning(
             "root-noexec",
             f"{host.config.root} is mounted noexec",
-            "CNI plugins that execute the built-in ones from there fail, such as flannel, which"
-            " executes bridge",
+            "CNI plugins that execute a built-in plugin from this directory fail, such as flannel,"
+            " which executes bridge",
             f"mount -o remount,exec {root}, or install the plugins into"
             f" {host.config.network.bin_dir}: pyrunc-cri install-node",
         )

@@ -66,7 +66,7 @@ def calls(host: Machine) -> Iterator[CheckResult]:
             " boot a newer kernel",
         )
     else:
-        yield fine("kernel-calls", f"all of {len(CALLS)} newer system calls")
+        yield fine("kernel-calls", f"all {len(CALLS)} newer system calls exist")
 
 
 def namespaces(host: Machine) -> Iterator[CheckResult]:

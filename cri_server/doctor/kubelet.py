@@ -75,7 +75,7 @@ def _endpoint(
     return wrong(
         "kubelet",
         f"{source} uses the runtime at {endpoint}",
-        f"it starts no pods with this server, whose socket is {ours}",
+        f"kubelet starts no pods with this server, whose socket is {ours}",
         remedy,
     )
 
@@ -87,7 +87,7 @@ def _driver(host: Machine, driver: str) -> CheckResult:
     return warning(
         "kubelet-cgroup-driver",
         f"kubelet's cgroupDriver is {driver}, the server's is {ours}",
-        "kubelet 1.28 or later uses the server's driver; an older one, or one without"
+        "kubelet 1.28 or later uses the server's driver; an older kubelet, or one without the gate"
         " KubeletCgroupDriverFromCRI, starts no pod",
         f"cgroupDriver: {ours} in kubelet's configuration",
     )

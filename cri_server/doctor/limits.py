@@ -22,8 +22,8 @@ SYSCTLS = {
         65_536,
         'programs that watch files fail with "no space left on device"',
     ),
-    "fs.file-max": (500_000, "no program of the machine can open files"),
-    "kernel.pid_max": (32_768, "no program of the machine can fork"),
+    "fs.file-max": (500_000, "no process of this machine can open files"),
+    "kernel.pid_max": (32_768, "no process of this machine can fork"),
     "kernel.keys.root_maxkeys": (
         10_000,
         "containers cannot start when root has no keys left for their session keyrings",
@@ -85,7 +85,7 @@ def selinux(host: Machine) -> Iterator[CheckResult]:
             " = false",
         )
     else:
-        yield fine("selinux", f"{mode}, containers are {labels.process}")
+        yield fine("selinux", f"{mode}, containers have the label {labels.process}")
 
 
 def descriptors(host: Machine) -> Iterator[CheckResult]:

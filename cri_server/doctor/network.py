@@ -133,8 +133,8 @@ def names(host: Machine) -> Iterator[CheckResult]:
     yield note(
         "netns-dir",
         f"{folder} is not on a shared mount",
-        "add-ons whose pods mount it (Cilium, Istio, multus, Antrea) do not start, or do not see"
-        " new pods; systemd shares all mounts",
+        "add-ons whose pods mount the folder (Cilium, Istio, multus, Antrea) do not start, or do"
+        " not see new pods; systemd shares all mounts",
         "mount --make-rshared /",
     )
 
@@ -173,7 +173,9 @@ def firewall(host: Machine) -> Iterator[CheckResult]:
         )
         listed = json.loads(result.stdout or "{}").get("nftables", [])
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-        yield warning("firewall", f"{program}: {error}", "masquerading and host ports need it")
+        yield warning(
+            "firewall", f"{program}: {error}", f"masquerading and host ports need {program}"
+        )
         return
     if result.returncode:
         text = result.stderr.decode(errors="replace").strip().splitlines()

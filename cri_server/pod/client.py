@@ -143,7 +143,8 @@ class ShimClient:
         """
         if len(fds) > MOST_FDS:
             raise ResourceExhausted(
-                f"the container's mounts need {len(fds)} images and sources, more than {MOST_FDS}"
+                f"the container's mounts need {len(fds)} descriptors of images and host paths;"
+                f" the limit is {MOST_FDS}"
             )
         request = request.replace(timed=self.timed)
         return await self._ask(request, messages.ContainerCreated, fds)

@@ -39,7 +39,7 @@ async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
     except (Error, TimeoutError) as error:
         reason = error or "its shim does not answer"
         log.info(
-            "the shim of the partly created sandbox %s cannot end it, killing the shim: %s",
+            "sandbox %s was partly created and its shim cannot end it; the shim is killed: %s",
             identifier,
             reason,
         )

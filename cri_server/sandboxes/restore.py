@@ -89,7 +89,7 @@ def _compare(options: pods.Options, configs: Sequence[api.ContainerConfig]) -> N
         raise InvalidArgument(f"container_configs: two containers are named {duplicates[0]!r}")
     if set(names) != set(options.containers):
         raise InvalidArgument(
-            f"container_configs names {', '.join(sorted(names)) or 'no container'};"
+            f"container_configs names {', '.join(sorted(names)) or 'no container'}, but"
             f" the checkpoint has {', '.join(sorted(options.containers))}"
         )
 

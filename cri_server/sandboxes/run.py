@@ -77,7 +77,7 @@ def _existing_id(existing: Sandbox, config: api.PodSandboxConfig) -> str:
     why = "is not ready" if existing.config == config else "has another configuration"
     age_s = (time.time_ns() - existing.created_at_ns) / 1e9
     raise AlreadyExists(
-        f"sandbox {existing.id} of the same name, namespace, uid and attempt {why}"
+        f"sandbox {existing.id} has the same name, namespace, uid and attempt, but {why}"
         f" ({age_s:.0f} s old)"
     )
 

@@ -200,7 +200,7 @@ class _GarbageCollector:
             if not ready and sandbox.phase != "ready" and sandbox.network == "attached":
                 why = (
                     "it is stopped, but its network is not detached: kubelet or `pyrunc-cri rm` "
-                    "tries again; `pyrunc-cri rm --force` gives the network up"
+                    "tries again; `pyrunc-cri rm --force` removes it all the same"
                 )
             self._keep("pod", f"{metadata.namespace}/{metadata.name} {sandbox.id[:12]}", why)
         for container in services.index.containers:

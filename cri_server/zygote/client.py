@@ -429,7 +429,7 @@ async def _spawn_below(keeper: str | None, fd: int, preload: Sequence[str]) -> _
             raise
         except Error as error:
             log.warning(
-                "cannot start the keeper, so that exit codes are lost when a shim is killed: %s",
+                "cannot start the keeper; pods end when their shim is killed: %s",
                 error,
             )
     pid = _spawn(fd, preload)

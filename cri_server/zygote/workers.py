@@ -176,7 +176,7 @@ class _Worker:
         self.hang_up()
 
     def hang_up(self) -> None:
-        self._peer.close(f"{self._name} was hung up on")
+        self._peer.close(f"the connection to {self._name} was closed")
 
     async def _describe_end(self) -> str:
         try:

@@ -56,7 +56,7 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
                 "start",
                 f"operation {op_index} of the launcher's program",
                 abs(index),
-                "after `start`, before the container's program was executed",
+                "after `start`, before the container's command was executed",
             )
         raise HookFailed(index, wait_status, output)
     if answer:

@@ -95,7 +95,8 @@ def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
     for fd, digest in zip(fds, digests, strict=bool(digests)):
         if digest and (measured := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))
-            state = f"has {measured}" if measured else "is not sealed any more"
+            state = f"now has {measured}" if measured else "is not sealed any more"
             raise DamagedRecord(
-                f"{name} is not the file that was written: fs-verity had {digest}, and it {state}"
+                f"{name} is not the file that was written: its fs-verity digest was {digest}, and"
+                f" the file {state}"
             )

@@ -362,7 +362,7 @@ def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
     if error.errno == ELIBACC:  # `program.macros.execute`
         return NotFound(
             f"exec {name}: {os.strerror(ENOENT).lower()}"
-            " (the file is there, its interpreter or loader is not)"
+            " (the file exists, but its interpreter or loader does not)"
         )
     if error.errno in (EACCES, EISDIR):
         return InvalidArgument(f'exec: "{name}": {os.strerror(error.errno).lower()}')

@@ -88,7 +88,7 @@ def test_a_pod_of_a_missing_plugin_stays_until_its_removal_is_forced(
     gone = f"CNI plugin 'add-on' is not in {server.folder}/bin"
     assert gone in cli(server, "stop", "-t", "0", "web", code=1).stderr.decode()
     (item,) = [i for i in gc(server) if i["kind"] == "pod"]
-    assert item["action"] == "keep" and "rm --force` gives the network up" in item["why"]
+    assert item["action"] == "keep" and "rm --force` removes it all the same" in item["why"]
     assert not [i for i in gc(server) if i["kind"] == "address"], (
         "the pod exists and keeps its address"
     )

@@ -55,7 +55,7 @@ def pod(pod: PodManifest) -> None:
     for path, container in containers:
         if container.restart_policy:
             raise InvalidSpec(
-                f"{path}.restartPolicy", "is only for sidecars, that is, in initContainers"
+                f"{path}.restartPolicy", "is allowed only in initContainers, for sidecars"
             )
     _host_ports(containers, spec)
     _pod_security(spec)

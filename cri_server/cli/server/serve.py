@@ -36,7 +36,7 @@ settings = options.add(
     ),
     click.option("--listen", metavar="unix:///PATH", help="The socket to listen on."),
     click.option("--root", metavar="DIR", help="Images and records, on a disk."),
-    click.option("--state", metavar="DIR", help="Sockets and state of this boot, on a tmpfs."),
+    click.option("--state", metavar="DIR", help="Sockets and files of this boot, on a tmpfs."),
     click.option("--cni-conf-dir", metavar="DIR", help="Network configurations."),
     click.option("--cni-bin-dir", metavar="DIR", help="Programs of CNI plugins."),
     click.option(

@@ -48,9 +48,7 @@ def read_layer(
     except OSError as error:
         raise BadLayer(f"{quoted(layer.entry_name)}: {os.strerror(error.errno or 0)}") from None
     except MemoryError:
-        raise ResourceExhausted(
-            "the layer has more files than there is memory to index them"
-        ) from None
+        raise ResourceExhausted("not enough memory to index the layer's files") from None
 
 
 class _TreeCursor:

@@ -212,7 +212,7 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
         raise InvalidSpec(str(path), str(error)) from None
     tables = content.pop("host", {})
     if not isinstance(tables, dict):
-        raise InvalidSpec(f"{path}:host", "not tables such as [host.'https://mirror.example']")
+        raise InvalidSpec(f"{path}:host", "expected tables such as [host.'https://mirror.example']")
     warnings: list[str] = []
     hosts = []
     for url, fields in tables.items():

@@ -43,7 +43,7 @@ GAUGES: dict[str, tuple[str, Labels]] = {
     "pyrunc_root_free_inodes": ("Free inodes below the root directory.", ()),
     "pyrunc_network_attachments": ("Sandboxes that are attached to the network.", ()),
     "pyrunc_network_leases": (
-        "Addresses that host-local has handed out.",
+        "Addresses that host-local has leased.",
         ("network", "family"),
     ),
     "pyrunc_network_addresses": ("Addresses that host-local manages.", ("network", "family")),

@@ -26,7 +26,7 @@ async def test_the_network_becomes_ready_with_the_pod_ranges(node: Node) -> None
     """kubelet starts no pods before, but sends the ranges; the status then changes at once."""
     with_ranges_from_kubelet(node)
     unready = await node.network.status()
-    assert not unready.ready and "neither ranges nor a subnet" in unready.message
+    assert not unready.ready and "needs ranges or a subnet" in unready.message
     await node.network.set_pod_ranges(["10.77.0.0/24"])
     assert (await node.network.status()).ready
     node.restart()

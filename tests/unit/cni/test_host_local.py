@@ -448,7 +448,7 @@ def test_requested_addresses_come_from_three_places(changes: dict[str, Any], arg
         ),
         ({"subnet": "10.1.0.0/16"}, {"runtimeConfig": {"ips": ["x"]}}, "not an address"),
         ({"subnet": "10.1.0.0/16"}, {"runtimeConfig": {"ips": "10.1.0.9"}}, "not a list"),
-        ({}, {}, "neither ranges nor a subnet"),
+        ({}, {}, "needs ranges or a subnet"),
         ([], {}, "not an object"),
         ({"subnet": "10.1.0.0/16", "dataDir": "relative"}, {}, "absolute"),
         ({"subnet": "10.1.0.0/16", "routes": {}}, {}, "not a list"),

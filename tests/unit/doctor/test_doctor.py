@@ -425,7 +425,7 @@ def test_an_selinux_policy_for_containers_is_fine(tmp_path: Path) -> None:
     (result,) = limits.selinux(host)
     assert (result.level, result.observation) == (
         Level.FINE,
-        "permissive, containers are system_u:system_r:container_t",
+        "permissive, containers have the label system_u:system_r:container_t",
     )
 
 

@@ -116,6 +116,6 @@ def test_a_file_that_was_replaced_is_not_mounted(server: Server) -> None:
     server.start()
     with pytest.raises(
         grpc.RpcError,
-        match=r"is not the file that was written: fs-verity had sha256:.* not sealed any more",
+        match=r"is not the file that was written: its fs-verity digest was sha256:.* not sealed",
     ):
         server.create(server.run_pod(host_network=True), with_volume(server))
