@@ -1,8 +1,8 @@
 """Starts and stops the server. It opens its services in order, loads pods and images, and then
 listens.
 
-The event loop must not block, fork or enter a namespace. One zygote forks the shims, another forks
-the jobs, and threads wait for disks. Pods keep running when the server ends, even after SIGKILL.
+The event loop must not block, fork or enter a namespace. A zygote forks the shims and the jobs, and
+threads wait for disks. Pods keep running when the server ends, even after SIGKILL.
 Their shims descend from the keeper (pause/keeper.c), a subreaper that outlives server and shims.
 """
 
@@ -141,7 +141,7 @@ async def _start(
     streaming = await open_streaming(config, services, stack)
     server = await open_grpc(config, services, streaming, stack)
     await open_metrics(config, services, server, streaming, stack)
-    await asyncio.gather(*(zygote.ready() for zygote in services.zygotes.values()))
+    await services.zygote.ready()
     await services.shims.processes.ready()
     replaced = await services.shims.replace_outdated()
     for work, name in (
@@ -170,12 +170,11 @@ async def _replace_shims(services: Services, *, done: bool) -> None:
 
 
 def _begin_imports(services: Services) -> None:
-    """Start the zygotes, the keeper, and the shims for the next pods in the background. The
-    zygotes first import their modules, which takes about 0.2 s of CPU time."""
+    """Start the zygote, the keeper, and the shims for the next pods in the background. The zygote
+    first imports its modules, which takes about 0.2 s of CPU time."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
-    for zygote in services.zygotes.values():
-        zygote.begin()
+    services.zygote.begin()
     if services.keeper is not None:
         services.keeper.begin()
     services.shims.processes.begin()
@@ -191,16 +190,18 @@ def open_services(
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
     node = host.probe(config)
-    zygote, jobs = _open_zygotes(paths, stack)
+    # One process for both kinds of children: they have much in common, and a second zygote would
+    # take 3 MiB. Shims must descend from the keeper.
+    zygote = Zygote([*SHIM_MODULES, *JOB_MODULES], keeper=str(paths.state))
+    stack.push_async_callback(zygote.close)
     index = StoreIndex()
     shims = Shims(ShimProcesses(zygote, paths.shims, config.shims.count), paths, index)
     shims.time_operations(config.timeline.operations)
     stack.callback(shims.disconnect)
-    images = _open_images(config, paths, index, jobs, MountStore(paths.state, received), stack)
-    network = _open_network(config, paths, jobs, stack)
-    services = Services(config, node, paths, index, images, network, shims, jobs, Events())
-    services.zygotes = {"shims": zygote, "errands": jobs}  # a label of pyrunc_zygote_up
-    services.keeper = KeeperWatch(paths.state, partial(_use_keeper, services, zygote))
+    images = _open_images(config, paths, index, zygote, MountStore(paths.state, received), stack)
+    network = _open_network(config, paths, zygote, stack)
+    services = Services(config, node, paths, index, images, network, shims, zygote, Events())
+    services.keeper = KeeperWatch(paths.state, partial(_use_keeper, services))
     stack.push_async_callback(services.keeper.close)
     shims.on_moved = lambda sandbox: _moved(services, sandbox)
     shims.on_exit = lambda sandbox, container: _on_exit(services, sandbox, container)
@@ -214,21 +215,11 @@ def open_services(
     return services
 
 
-def _open_zygotes(paths: Paths, stack: contextlib.AsyncExitStack) -> tuple[Zygote, Zygote]:
-    """Create the zygote that forks shims and the zygote that forks jobs. The shims
-    and their zygote descend from the keeper. `stack` closes both zygotes."""
-    zygote = Zygote(SHIM_MODULES, keeper=str(paths.state))
-    jobs = Zygote(JOB_MODULES)
-    stack.push_async_callback(zygote.close)
-    stack.push_async_callback(jobs.close)
-    return zygote, jobs
-
-
 def _open_images(
     config: Config,
     paths: Paths,
     index: StoreIndex,
-    jobs: Zygote,
+    zygote: Zygote,
     mounts: MountStore,
     stack: contextlib.AsyncExitStack,
 ) -> Images:
@@ -236,7 +227,7 @@ def _open_images(
         paths.images,
         certificate_folders(config),
         config.images.pinned,
-        jobs=LayerJobs(jobs),
+        jobs=LayerJobs(zygote),
         no_progress_timeout_s=config.registry.no_progress_timeout_s,
         in_use=index.users_of,
         store=config.images.store,
@@ -249,13 +240,13 @@ def _open_images(
 
 
 def _open_network(
-    config: Config, paths: Paths, jobs: Zygote, stack: contextlib.AsyncExitStack
+    config: Config, paths: Paths, zygote: Zygote, stack: contextlib.AsyncExitStack
 ) -> NetworkService:
     network = NetworkService(
         config.network.conf_dir,
         config.network.bin_dir,
         str(paths.root / "network"),
-        jobs,
+        zygote,
         netns_dir=config.network.netns_dir,
         default=default_network(config, paths.root),
     )
@@ -263,12 +254,12 @@ def _open_network(
     return network
 
 
-async def _use_keeper(services: Services, zygote: Zygote, replaced: bool) -> None:
+async def _use_keeper(services: Services, replaced: bool) -> None:
     """Send the image mounts to a new keeper, which stores them. If the keeper replaces a dead one
     (`replaced`), also start a new zygote and new shims, which descend from the new keeper."""
     await services.images.store_mounts()
     if replaced:
-        await zygote.renew()
+        await services.zygote.renew()
         await services.shims.processes.renew()
 
 

@@ -39,9 +39,8 @@ class Services:
     images: ImageService
     network: NetworkService
     shims: Shims
-    jobs: Zygote
+    zygote: Zygote
     events: Events
-    zygotes: dict[str, Zygote] = field(default_factory=dict)  # by the kind of their children
     keeper: KeeperWatch | None = None
     timeline: Ring = field(init=False)
     tracing: Exporter | None = None
@@ -55,7 +54,7 @@ class Services:
 
     def __post_init__(self) -> None:
         self.selinux_levels = SelinuxLevels(self.config.selinux.category_range)
-        self.oci_features = OciFeatures(self.jobs)
+        self.oci_features = OciFeatures(self.zygote)
         self.trash = Trash(self.paths.trash)
         self.timeline = Ring(self.paths.root / "timeline")
 

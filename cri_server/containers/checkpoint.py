@@ -237,7 +237,7 @@ async def pack(context: CheckpointContext, target: str) -> None:
 async def run(services: Services, job: str, arguments: Record, fds: Sequence[int] = ()) -> None:
     """Run a checkpoint job to its end. Raises the job's error, or PeerError if its exit code is not
     0."""
-    result = await services.jobs.run(job, arguments, fds, timeout_s=CRIU_TIMEOUT_S)
+    result = await services.zygote.run(job, arguments, fds, timeout_s=CRIU_TIMEOUT_S)
     if result.exit_code:
         last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise PeerError(f"{job} failed with exit code {result.exit_code}: {last_line[:300]}")

@@ -305,7 +305,7 @@ async def label_volumes(context: CreateContext) -> None:
         relabel.check_path(path)
     if paths:
         arguments = relabel.Relabel(paths, context.labels.mount)
-        result = await context.services.jobs.run(
+        result = await context.services.zygote.run(
             relabel.JOB, arguments, timeout_s=RELABEL_TIMEOUT_S
         )
         if result.exit_code:  # 137 where the node has no memory for the names of a huge folder
@@ -386,7 +386,7 @@ async def _default_apparmor(context: CreateContext) -> str:
     profile = apparmor_profile(context.config.linux.security_context)
     services = context.services
     return (
-        await services.default_apparmor.name(services.node, services.jobs)
+        await services.default_apparmor.name(services.node, services.zygote)
         if profile.kind == DEFAULT
         else ""
     )

@@ -166,7 +166,7 @@ class Sessions:
         arguments = DialRequest(port)
         if sandbox.pause and not sandbox.host_network:
             arguments = DialRequest(port, sandbox.pause.pid, sandbox.pause.start_time)
-        result = await self._services.jobs.run_for_fd(DIAL, arguments, timeout_s=DIAL_TIMEOUT_S)
+        result = await self._services.zygote.run_for_fd(DIAL, arguments, timeout_s=DIAL_TIMEOUT_S)
         if not result.fds:
             raise PeerError(
                 f"cannot connect to the pod: {result.stderr.decode('utf-8', 'replace')[-200:]}"

@@ -2,7 +2,7 @@
 dead one.
 
 When a keeper has died, the shims send their entries to its successor. The server also replaces its
-zygotes and shims, so that new pods descend from the new keeper, which reaps their processes after
+zygote and shims, so that new pods descend from the new keeper, which reaps their processes after
 the death of a shim. Containers of the old shims do not descend from the new keeper: if such a shim
 dies, the exit codes of its containers can be read only on Linux 6.15 or newer.
 """

@@ -1,2 +1,2 @@
-"""The server's side of its zygotes and workers: clients that start processes and send them
+"""The server's side of its zygote and workers: clients that start processes and send them
 requests."""

@@ -14,8 +14,9 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cri_server.zygote.peer import Peer, fail, wait_fields
 from pyrunc import ipc
@@ -45,7 +46,7 @@ _BOOT = (
     " from pyrunc.zygote.__main__ import main; main()"
 )
 _ZYGOTE_FD = 3
-_DRAIN_TIMEOUT_S, _DRAIN_INTERVAL_S = 10.0, 0.02
+_DRAIN_INTERVAL_S = 0.5  # between two checks whether a replaced zygote has jobs
 # With -S an editable install, which is an import hook of site-packages, would not be found.
 _OUR_PARENT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
@@ -81,6 +82,8 @@ class Zygote:
         self._process: _ZygoteProcess | None = None
         self._starting = asyncio.Lock()
         self._closed = False
+        self._draining: set[asyncio.Task[None]] = set()
+        self.on_renewed: list[Callable[[], None]] = []  # called after `renew`
         self._first: asyncio.Task[_ZygoteProcess] | None = None
 
     def begin(self) -> None:
@@ -186,6 +189,9 @@ class Zygote:
         if self._process:
             await self._process.close()
             self._process = None
+        for task in self._draining:
+            task.cancel()
+        await asyncio.gather(*self._draining, return_exceptions=True)
 
     async def _live(self) -> _ZygoteProcess:
         """Return the living zygote; start one if there is none. Raises Unavailable when closed."""
@@ -201,23 +207,20 @@ class Zygote:
             return self._process
 
     async def renew(self) -> None:
-        """Replace a living zygote by a new child of the keeper. The old zygote ends when it has
-        answered its requests. Does nothing without a living zygote. Raises PeerError if the new
-        zygote cannot import its modules, Unavailable if it dies, DeadlineExceeded if the imports
-        take too long."""
+        """Replace a living zygote by a new child of the keeper. The old zygote ends in the
+        background, when its jobs have ended. Does nothing without a living zygote. Raises PeerError
+        if the new zygote cannot import its modules, Unavailable if it dies, DeadlineExceeded if the
+        imports take too long."""
         async with self._starting:
             old = self._process
             if self._closed or old is None or old.gone:
                 return
             self._process = await _ZygoteProcess.start(self._preload, self.keeper)
-        try:
-            async with asyncio.timeout(_DRAIN_TIMEOUT_S):
-                while old.peer.busy:
-                    await asyncio.sleep(_DRAIN_INTERVAL_S)
-        except TimeoutError:
-            log.warning("the replaced zygote did not finish its requests and is closed")
-        finally:
-            await asyncio.shield(old.close())
+        for notify in self.on_renewed:
+            notify()
+        task = asyncio.create_task(_drain(old))
+        self._draining.add(task)
+        task.add_done_callback(self._draining.discard)
 
 
 class _Spawned:
@@ -307,6 +310,16 @@ class _ZygoteProcess:
 
     def _lost(self) -> None:
         fail(self._ready, "the zygote has died")
+
+
+async def _drain(process: _ZygoteProcess) -> None:
+    """Close a replaced zygote when it has answered its requests, or at once when cancelled. A job
+    may take as long as a pull."""
+    try:
+        while process.peer.busy:
+            await asyncio.sleep(_DRAIN_INTERVAL_S)
+    finally:
+        await asyncio.shield(process.close())
 
 
 class _JobPipes:
@@ -450,7 +463,18 @@ def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
             pid, pidfd = keeper.start(_command(preload), os.environ, {1: 2, 2: 2, _ZYGOTE_FD: fd})
         finally:
             keeper.close()
+        _copy_oom_score(pid)
         return _Spawned(pid, pidfd, False)
+
+
+def _copy_oom_score(pid: int) -> None:
+    """Give a child of the keeper our OOM score: the keeper's is so low that jobs would be killed
+    last. Does nothing when the child has ended or the score may not be changed."""
+    own = Path("/proc/self/oom_score_adj").read_text()
+    try:
+        Path(f"/proc/{pid}/oom_score_adj").write_text(own)
+    except OSError as error:
+        log.debug("cannot set the OOM score of the zygote %d: %s", pid, error)
 
 
 def _command(preload: Sequence[str]) -> list[str]:

@@ -36,6 +36,7 @@ class Workers:
         requests until the socket closes. `name`: for error messages. `at_work`: the largest number
         of busy workers. `idle`: the largest number of idle workers that stay."""
         self._zygote = zygote
+        zygote.on_renewed.append(self.close)  # because the old zygote waits for its jobs
         self._function = function
         self._name = name
         self._most_idle = idle
@@ -116,9 +117,12 @@ class Workers:
         return self._start()
 
     def _put_back(self, worker: _Worker, *, last: bool = False) -> None:
+        if worker.zygote_pid is None:
+            worker.zygote_pid = self._zygote.pid
         if (
             not last
             and worker.alive
+            and worker.zygote_pid == self._zygote.pid
             and worker.requests < REQUESTS_LIMIT
             and len(self._idle) < self._most_idle
         ):
@@ -137,12 +141,14 @@ class Workers:
 
 
 class _Worker:
-    """A worker process and the connection to it. `ending`: the task that ends with the process."""
+    """A worker process and the connection to it. `ending`: the task that ends with the process.
+    `zygote_pid`: the zygote that has forked it, None before the first answer."""
 
     def __init__(self, zygote: Zygote, function: str, name: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         self.requests = 0
+        self.zygote_pid: int | None = None
         self._name, self._gone = name, asyncio.Event()
         self._peer = Peer(ours, name, lambda message: None, self._gone.set)
         self.ending = asyncio.get_running_loop().create_task(_run(zygote, function, theirs))

@@ -1,6 +1,6 @@
 """The main module of a shim. The zygote forks a shim as `pyrunc.shim.main:main`.
 
-`inherit` runs once in the zygote; all shims inherit the result.
+`inherit` runs once in the zygote; all shims inherit the descriptor that it opens.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ OOM_SCORE_ADJ = -999
 
 
 def inherit(lowest: int) -> list[int]:
-    """Prepare the zygote for its forks. Returns descriptors that all children inherit, numbered
-    from `lowest`."""
-    _reset_inherited_state()
-    _lower_oom_score()
+    """Prepare the zygote for its forks. Returns descriptors that all shims inherit, numbered from
+    `lowest`."""
     return [launch.executable(lowest)]
 
 
@@ -45,6 +43,8 @@ def main(arguments: Message, fds: list[int]) -> None:
     """
     parsed = Arguments.of(arguments)
     reaper.set_name("pyrunc-shim")
+    _reset_inherited_state()
+    _lower_oom_score()
     _log_to(f"{parsed.folder}/{LOG}")
     reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
     null.prepare()  # forks inherit it
@@ -69,7 +69,6 @@ def _reset_inherited_state() -> None:
     Each launch sets limits, CPUs, signals, capabilities and oom_score_adj itself. Some state cannot
     be reset and stays: no_new_privs, a seccomp filter, locked secure bits.
     """
-    os.chdir("/")
     # The modes of logs (0640) and their folders (0755) must not depend on the server's umask.
     os.umask(0o022)
     inherited.reset_inherited()

@@ -27,6 +27,7 @@ def main() -> None:
     server = socket(fileno=int(sys.argv[1]))
     os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")
+    os.chdir("/")  # the keeper's folder is on a file system that must be unmountable
     signal(SIGTERM, _give_up)
     ready = ZygoteReady(os.getpid())
     try:

@@ -81,7 +81,7 @@ def _in_child(body: Callable[[], int]) -> NoReturn:
 def _detached(function: Function, arguments: Message, fds: list[int]) -> int:
     os.setsid()
     null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-    mine = _take_descriptors([null, null, null, *fds])
+    mine = _take_descriptors([null, null, null, *fds], preload.inherited)
     return _code(function(arguments, mine))
 
 
@@ -89,7 +89,7 @@ def _job(zygote: int, function: Function, request: RunJob, fds: list[int]) -> in
     reaper.set_parent_death_signal(SIGKILL, zygote)
     reaper.set_child_subreaper()
     _own_group(0)
-    result, *mine = _take_descriptors(fds)
+    result, *mine = _take_descriptors(fds, [])
     os.environ.update(request.environment)
     answers = socket(fileno=result)
     try:
@@ -121,10 +121,9 @@ def _forget_the_zygote() -> None:
     gc.enable()  # the frozen heap stays out of its sight
 
 
-def _take_descriptors(fds: list[int]) -> list[int]:
+def _take_descriptors(fds: list[int], inherited: list[int]) -> list[int]:
     """Give `fds` the numbers 0, 1, 2 (stdio) and, close-on-exec, from 3 on. Close all other
-    descriptors except those that every child inherits (`preload.inherited`). Return the numbers
-    from 3 on."""
+    descriptors except `inherited`, which is in ascending order. Return the numbers from 3 on."""
     # The copies lie above all sources and all targets: a dup2 to a target would close a source that
     # has its number.
     above = max(_FIRST_FD + len(fds), max(fds) + 1)
@@ -132,7 +131,7 @@ def _take_descriptors(fds: list[int]) -> list[int]:
     for place, copy in enumerate(copies):
         os.dup2(copy, place, inheritable=place < _FIRST_FD)
     lowest = len(fds)
-    for number in preload.inherited:
+    for number in inherited:
         os.closerange(lowest, number)
         lowest = number + 1
     os.closerange(lowest, _LAST_FD)  # one close_range(2) call, whatever the range

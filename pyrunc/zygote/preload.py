@@ -22,11 +22,12 @@ if TYPE_CHECKING:
 
 
 INHERITED_FROM = 300
-"""The lowest number of the descriptors that stay open in all children. It is above the numbers of a
-request's descriptors (`ipc.MOST_FDS` at most)."""
+"""The lowest number of the descriptors that stay open in all detached children. It is above the
+numbers of a request's descriptors (`ipc.MOST_FDS` at most)."""
 
 inherited: list[int] = []
-"""The descriptors that stay open in all children, in ascending order."""
+"""The descriptors that stay open in all detached children, in ascending order. Jobs do not have
+them."""
 
 
 def load(modules: Sequence[str]) -> None:
@@ -34,7 +35,7 @@ def load(modules: Sequence[str]) -> None:
     with the traceback's last line, if a module or its `inherit` fails.
 
     `inherit` prepares this process for its forks. It returns descriptors, from the number `lowest`
-    up, which stay open in all children.
+    up, which stay open in all detached children.
     """
     for module in modules:
         try:

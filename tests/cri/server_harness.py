@@ -229,7 +229,7 @@ class Server:
         return self._process.pid
 
     def processes(self) -> set[int]:
-        """Return all descendants of the server and of its keeper, which is the parent of the shims'
+        """Return all descendants of the server and of its keeper, which is the parent of the
         zygote."""
         keeper = keeper_pid(self.state)
         return below(self.pid) | (below(keeper) if keeper else set())

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import grpc
 import pytest
@@ -56,6 +57,21 @@ def is_called(pid: int, name: str) -> bool:
 def zygote_of_shims(server: Server) -> int:
     (zygote,) = [pid for pid in server.zygotes() if parent_of(pid) == keeper_pid(server.state)]
     return zygote
+
+
+def test_only_shims_are_protected_like_the_keeper_from_the_oom_killer(server: Server) -> None:
+    """The zygote is a child of the keeper, but a job may process a hostile image."""
+
+    def score_of(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    server.run_pod()  # starts a network worker
+    workers = [pid for pid in server.processes() if is_called(pid, "pyrunc-cni")]
+    assert workers
+    expected = score_of(server.pid)
+    assert {score_of(pid) for pid in (*server.zygotes(), *workers)} == {expected}
+    assert {score_of(pid) for pid in shims_below(server)} == {score_of(keeper_pid(server.state))}
+    server.remove_all()
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 42), (signal.SIGKILL, 137)])

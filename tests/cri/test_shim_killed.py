@@ -206,7 +206,7 @@ def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Serve
         assert executing.result(30) == grpc.StatusCode.UNAVAILABLE
     server.remove_all()
     zygotes = server.zygotes()
-    assert len(zygotes) == 2
+    assert len(zygotes) == 1
     for zygote in zygotes:
         os.kill(zygote, signal.SIGSTOP)
     pod = server.run_pod(host_network=True)  # needs neither shim nor zygote

@@ -32,7 +32,7 @@ from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import setns
 from pyrunc.shim.network import open_network
 
-# as long as the server waits for its zygotes, which take a minute on emulated processors
+# as long as the server waits for its zygote, whose imports take a minute on emulated processors
 START_TIMEOUT_S = 300.0
 EXEC = ("sh", "-c", "echo this is $(hostname), process $$; id")
 NETWORK = {

@@ -31,7 +31,7 @@ GAUGES: dict[str, tuple[str, Labels]] = {
     "pyrunc_sandboxes": ("Sandboxes by state.", ("state",)),
     "pyrunc_containers": ("Containers by state.", ("state",)),
     "pyrunc_shims": ("Shims by whether they answer.", ("state",)),
-    "pyrunc_zygote_up": ("Whether the zygote that forks shims, or jobs, runs.", ("role",)),
+    "pyrunc_zygote_up": ("Whether the zygote runs, which forks shims and jobs.", ("role",)),
     "pyrunc_keeper_up": ("Whether the keeper runs, with which pods outlive their shims.", ()),
     "pyrunc_sessions": ("Open streaming sessions.", ("kind",)),
     "pyrunc_event_subscribers": ("Subscribers of container events.", ()),
@@ -129,11 +129,7 @@ class MetricsSource:
 
     def problems(self) -> list[str]:
         """The problems that prevent the server from running pods; empty when it is healthy."""
-        problems = [
-            f"the zygote for {name} has ended"
-            for name, z in self.services.zygotes.items()
-            if z.lost
-        ]
+        problems = ["the zygote has ended"] if self.services.zygote.lost else []
         try:
             space = os.statvfs(self.services.paths.root)
         except OSError as error:
@@ -170,8 +166,9 @@ class MetricsSource:
         services, keeper = self.services, self.services.keeper
         return {
             "pyrunc_shims": _labelled(services.shims.count()),
+            # One zygote forks both; earlier versions had two.
             "pyrunc_zygote_up": {
-                (name,): zygote.pid is not None for name, zygote in services.zygotes.items()
+                (role,): services.zygote.pid is not None for role in ("shims", "errands")
             },
             "pyrunc_keeper_up": keeper is not None and keeper.pid > 0,
             "pyrunc_sessions": _counted(self.streaming.sessions, "exec", "attach", "portforward"),

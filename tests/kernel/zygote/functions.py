@@ -10,7 +10,7 @@ import time
 
 from pyrunc import ipc
 from pyrunc.errors import NotFound
-from pyrunc.records import Record
+from pyrunc.records import Record, Request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +26,25 @@ class Question(Record):
     script: str = ""
     file: str = ""
     text: str = ""
+
+
+class WhoAreYou(Request):
+    """A request to `serve`, which answers its pid."""
+
+    call = "who"
+
+
+def read(arguments: Message, fds: list[int]) -> None:
+    with open(Question.of(arguments).file) as file:
+        print(file.read(), end="")
+
+
+def serve(arguments: Message, fds: list[int]) -> None:
+    """Runs a worker that answers each request with its pid."""
+    with socket.socket(fileno=fds[0]) as link:
+        while (received := ipc.receive(link)) is not None:
+            answer = {"pid": os.getpid(), "last": False}
+            ipc.send(link, {"id": received[0]["id"], "ok": answer})
 
 
 def echo(arguments: Message, fds: list[int]) -> int:

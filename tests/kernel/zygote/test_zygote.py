@@ -20,10 +20,12 @@ import pytest_asyncio
 from cri_server.zygote import jobs
 from cri_server.zygote.client import Zygote
 from cri_server.zygote.peer import wait_answer
+from cri_server.zygote.workers import Workers
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, NotFound, PeerError, Unavailable
+from pyrunc.zygote.preload import INHERITED_FROM
 from tests.kernel.shim.pod import TIMEOUT_S, children, descriptors, gone
-from tests.kernel.zygote.functions import Question
+from tests.kernel.zygote.functions import Question, WhoAreYou
 from tests.support.processes import wait_until
 from tests.support.zygotes import start_zygote
 
@@ -263,6 +265,57 @@ async def test_the_jobs_of_a_killed_zygote_end_and_the_zygote_is_replaced(zygote
     assert await until_gone(below)
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
     assert zygote.pid not in (None, first)
+
+
+async def test_a_job_continues_when_its_zygote_is_replaced(zygote: Zygote, tmp_path: Path) -> None:
+    old, go = zygote.pid, tmp_path / "go"
+    assert old is not None
+    os.mkfifo(go)
+    job = asyncio.create_task(zygote.run(f"{HERE}:read", Question(file=str(go))))
+    assert await asyncio.to_thread(wait_until, lambda: children(old), TIMEOUT_S)
+    await zygote.renew()
+    assert zygote.pid not in (None, old)
+    assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
+    await asyncio.to_thread(go.write_text, "go on")
+    assert (await job).stdout == b"go on"
+    assert await until_gone([old])
+
+
+async def test_a_replaced_zygote_that_has_jobs_ends_with_the_server(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    old, go = zygote.pid, tmp_path / "go"
+    assert old is not None
+    os.mkfifo(go)
+    job = asyncio.create_task(zygote.run(f"{HERE}:read", Question(file=str(go))))
+    assert await asyncio.to_thread(wait_until, lambda: children(old), TIMEOUT_S)
+    await zygote.renew()
+    await zygote.close()
+    with pytest.raises(Unavailable):
+        await job
+    assert await until_gone([old])
+
+
+async def test_an_idle_worker_ends_when_its_zygote_is_replaced(zygote: Zygote) -> None:
+    workers = Workers(zygote, f"{HERE}:serve", "a test worker", 1, 1)
+    before = await process_of_worker(workers)
+    assert await process_of_worker(workers) == before
+    await zygote.renew()
+    assert await until_gone([before])
+    assert await process_of_worker(workers) != before
+    workers.close()
+
+
+async def process_of_worker(workers: Workers) -> int:
+    fields, _ = await workers.ask(WhoAreYou(), TIMEOUT_S)
+    return int(fields["pid"])
+
+
+async def test_a_job_inherits_no_descriptor_that_shims_inherit() -> None:
+    zygote = await start_zygote(["pyrunc.shim.main", HERE])
+    result = await zygote.run(f"{HERE}:descriptors", fds=[0, 1])
+    await zygote.close()
+    assert max(eval(result.stdout)) < INHERITED_FROM
 
 
 async def test_a_failed_preload_is_reported() -> None:
