@@ -22,6 +22,7 @@ from pyrunc.container import state as states
 from pyrunc.container.bundle import CreateOptions, create_request, load, make
 from pyrunc.container.process import ContainerProcess
 from pyrunc.errors import Error
+from pyrunc.kernel.fd import short_path
 from pyrunc.kernel.process import alive_since
 from pyrunc.plan.build import build
 from pyrunc.plan.lower import lower
@@ -33,6 +34,7 @@ from pyrunc.undo import Undo
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Any
 
     from pyrunc.container.bundle import Bundle
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 ROUNDS = 10  # a function's code is specialised from its eighth call on
 NAME = "rehearsal"
 HOST = HostFacts((1 << 41) - 1, 40)
+START_TIMEOUT_S = 5
 NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
@@ -78,6 +81,74 @@ def rehearse(folder: str) -> list[int]:
     return codes
 
 
+def run_once(
+    folder: str,
+    watch: Callable[[int], object],
+    resume: Callable[[list[str], dict[bytes, bytes], int], object],
+) -> None:
+    """Make a container as `rehearse` does, and run `state`, `start` and `delete` on it, each in a
+    child process and with JSON as in a command. Their files are in `folder`, which is made and
+    removed. An error in a child process ends that process only. Raises OSError.
+
+    Each child process first calls `watch(phase)`: with 2 to make the container, with 1 otherwise.
+    `resume`: the function of snapshot.py with which a command begins.
+    """
+    root, pid = f"{folder}/root", os.getpid()
+
+    def make_container() -> None:
+        watch(2)
+        state = _make_container(folder)
+        state.save(cgroup=NO_GROUP, pid=pid, start_time=alive_since(pid) or 0)
+
+    def command(verb: str) -> None:
+        watch(1)
+        resume(["pyrunc", "--root", root, verb, NAME], {}, 0)
+
+    def delete() -> None:
+        states.find(root, NAME).save(cgroup=None, pid=0)
+        command("delete")
+
+    states.remove(folder)
+    try:
+        os.waitpid(_fork(make_container), 0)
+        os.waitpid(_fork(lambda: command("state")), 0)
+        _wait_for_start(f"{root}/{NAME}", lambda: _fork(lambda: command("start")))
+        os.waitpid(_fork(delete), 0)
+    finally:
+        states.remove(folder)
+
+
+def _fork(work: Callable[[], object]) -> int:
+    """Call `work` in a child process whose standard streams are /dev/null. Returns the pid."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            null = os.open(os.devnull, os.O_RDWR)
+            for number in range(3):
+                os.dup2(null, number)
+            work()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _wait_for_start(folder: str, start: Callable[[], int]) -> None:
+    """Wait on the start socket in `folder` as a container's process does, and answer the command
+    that `start` runs. `start` returns its pid."""
+    from socket import AF_UNIX, socket  # not in the snapshot
+
+    with socket(AF_UNIX) as waiting:
+        with short_path(folder) as short:
+            waiting.bind(f"{short}/{states.START_SOCKET}")
+        waiting.listen(1)
+        waiting.settimeout(START_TIMEOUT_S)
+        pid = start()
+        connection, _ = waiting.accept()
+    with connection:
+        connection.recv(1)
+    os.waitpid(pid, 0)
+
+
 def _use_marshal() -> None:
     """Make `jsontext` use marshal for the rehearsal, because the C module of JSON is a shared
     object, which cannot be in the snapshot."""
@@ -97,15 +168,19 @@ def _plan() -> None:
     lower(build(spec, HOST, RootfsFacts()))
 
 
-def _round(folder: str) -> list[int]:
+def _make_container(folder: str) -> states.State:
+    """Make a container without a process in `folder`, which must not contain a bundle."""
     os.makedirs(f"{folder}/bundle/rootfs")
     with open(f"{folder}/bundle/{states.CONFIG}", "w") as file:
         file.write(jsontext.dumps(_configuration()))
     bundle = load(f"{folder}/bundle")
+    options = CreateOptions(with_cgroup=False)
+    return make(f"{folder}/root", NAME, bundle, options, lambda *_: None, _this_process)[0]
+
+
+def _round(folder: str) -> list[int]:
     root = f"{folder}/root"
-    state, _ = make(
-        root, NAME, bundle, CreateOptions(with_cgroup=False), lambda *_: None, _this_process
-    )
+    state = _make_container(folder)
     state.save(cgroup=NO_GROUP)
     codes = [run(["--root", root, "state", NAME])]
     state.save(cgroup=None, pid=0)

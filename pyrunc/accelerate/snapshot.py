@@ -73,6 +73,21 @@ def prepare(path: str) -> bytes:
     return stamps
 
 
+def run_watched(path: str) -> None:
+    """Run commands in child processes while heap_order.c stores to which blocks they write. For the
+    process that does not write the snapshot, after `prepare`. `path`: where the snapshot will be.
+    """
+    from _pyrunc import watch  # type: ignore[import-not-found]
+
+    from pyrunc.accelerate.command_rehearsal import run_once
+
+    def fill_and_watch(phase: int) -> None:
+        _fill_pools()
+        watch(phase)
+
+    run_once(f"{os.path.abspath(path)}.rehearsal", fill_and_watch, resume)
+
+
 def _load_without_search(name: str) -> Callable[[], ModuleType]:
     """Return a function that loads the C module `name` from its present path, so that a command
     need not search the folders of sys.path."""

@@ -29,6 +29,8 @@ from pyrunc.atomic_file import write_bytes
 PACKAGE = os.path.dirname(os.path.abspath(pyrunc.__file__))
 NATIVE = os.path.join(PACKAGE, "native")
 FRONT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "front.c")
+# Part of front.c unless the folder was removed.
+HEAP_ORDER = os.path.join(PACKAGE, "accelerate", "heap_order.c")
 WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 
@@ -211,6 +213,8 @@ def _definitions(paths: InstallPaths) -> Iterator[str]:
         # A snapshot fits one build of the executable only, and is recognised by this.
         "BUILD": os.urandom(12).hex(),
     }
+    if os.path.exists(HEAP_ORDER):
+        strings["HEAP_ORDER"] = HEAP_ORDER
     for name, value in strings.items():
         yield f'-D{name}="{value}"'
     yield f'-DSTDLIB=L"{library}"'

@@ -22,7 +22,8 @@
    changed since is not used; then the plain script is executed, which does the same more slowly.
 
    Compiled by entry.py, which defines: PYTHON (path), SCRIPT, SNAPSHOT, PREFIX, STDLIB, SEARCHED
-   (sys.path, strings with commas between), BUILD (a word that no other build has). */
+   (sys.path, strings with commas between), BUILD (a word that no other build has), and HEAP_ORDER
+   (path of accelerate/heap_order.c) if that file exists. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
@@ -93,19 +94,6 @@ static PyObject *address(PyObject *self, PyObject *buffer)
 	PyObject *result = PyLong_FromVoidPtr(view.buf);
 	PyBuffer_Release(&view);
 	return result;
-}
-
-static PyMethodDef functions[] = {
-	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
-	{"address", address, METH_O, NULL},
-	{NULL},
-};
-static struct PyModuleDef module = {
-	PyModuleDef_HEAD_INIT, .m_name = "_pyrunc", .m_methods = functions};
-
-static PyObject *make_module(void)
-{
-	return PyModule_Create(&module);
 }
 
 #ifdef WITHOUT_SHA2
@@ -226,6 +214,29 @@ static int map(uintptr_t start, size_t length, int file, off_t offset)
 static uintptr_t rounded(uintptr_t value, uintptr_t to)
 {
 	return (value + to - 1) & ~(to - 1);
+}
+
+/* -- the order of blocks in the snapshot */
+
+#if defined HEAP_ORDER && defined __x86_64__
+#include HEAP_ORDER
+#define ORDERED
+#endif
+
+static PyMethodDef functions[] = {
+	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
+	{"address", address, METH_O, NULL},
+#ifdef ORDERED
+	{"watch", watch, METH_O, NULL},
+#endif
+	{NULL},
+};
+static struct PyModuleDef module = {
+	PyModuleDef_HEAD_INIT, .m_name = "_pyrunc", .m_methods = functions};
+
+static PyObject *make_module(void)
+{
+	return PyModule_Create(&module);
 }
 
 /* -- the snapshot */
@@ -404,7 +415,7 @@ static int shared_objects(void)
 	return count;
 }
 
-static PyStatus configure(PyConfig *config)
+static PyStatus configure(PyConfig *config, unsigned int hash_seed)
 {
 	PyPreConfig before;
 	PyPreConfig_InitIsolatedConfig(&before);
@@ -414,6 +425,8 @@ static PyStatus configure(PyConfig *config)
 	if (PyStatus_Exception(status))
 		return status;
 	PyConfig_InitIsolatedConfig(config);
+	config->use_hash_seed = 1;
+	config->hash_seed = hash_seed;
 	config->site_import = 0;
 	config->parse_argv = 0;
 	config->write_bytecode = 1;
@@ -447,18 +460,24 @@ static PyStatus configure(PyConfig *config)
 static int write_snapshot(const char *path)
 {
 	PyConfig config;
+	unsigned int hash_seed; /* the same in both processes of heap_order.c */
 	int objects = shared_objects();
 	struct head head = {
 		.build = BUILD, .data_start = (uintptr_t)data_start, .data_end = (uintptr_t)_end};
 
+	if (getentropy(&hash_seed, sizeof hash_seed) < 0)
+		fail("a random number");
 	if (!map(REGION_START, REGION, -1, 0))
 		fail("the region of memory");
 	region_end = REGION;
+#ifdef ORDERED
+	int is_watched = fork_watched();
+#endif
 	PyObjectArenaAllocator arenas = {NULL, take_arena, free_arena};
 	PyObject_SetArenaAllocator(&arenas);
 	if (PyImport_AppendInittab("_pyrunc", make_module) < 0)
 		return 1;
-	PyStatus status = configure(&config);
+	PyStatus status = configure(&config, hash_seed);
 	if (!PyStatus_Exception(status))
 		status = Py_InitializeFromConfig(&config);
 	if (PyStatus_Exception(status))
@@ -467,6 +486,13 @@ static int write_snapshot(const char *path)
 	PyObject *stamps = NULL;
 	if (module != NULL)
 		stamps = PyObject_CallMethod(module, "prepare", "s", path);
+#ifdef ORDERED
+	if (is_watched && stamps != NULL)
+		PyObject_CallMethod(module, "run_watched", "s", path);
+	if (is_watched)
+		_exit(0); /* the parent process reports errors */
+	end_order();
+#endif
 	head.resume = stamps != NULL ? PyObject_GetAttrString(module, "resume") : NULL;
 	if (head.resume == NULL) {
 		PyErr_Print();
