@@ -123,7 +123,7 @@ def answer(request: Mapping[str, Any]) -> Answer:
 
 def chain(request: Chain) -> Answer:
     """Run plugins in order, passing each result to the next plugin. The answer to ADD has the last
-    result."""
+    plugin's result."""
     call = CniCall.from_environment(request.environment)
     # Only ADD is sure to have the namespace: DEL must also work after it is gone (spec, "DEL").
     if call.command != "ADD":

@@ -374,7 +374,7 @@ async def _finish_operations(services: Services) -> None:
 
 @contextlib.asynccontextmanager
 async def _examine_host(config: Config) -> AsyncIterator[None]:
-    """During the `with` block, a thread runs the doctor's checks. Waits for the thread after the
+    """Run the doctor's checks in a thread during the `with` block. Waits for the thread after the
     block."""
     working = asyncio.create_task(asyncio.to_thread(_log_problems, config))
     try:

@@ -15,7 +15,8 @@ from cni_plugins.protocol.result import AssignedAddress, Result
 
 
 def elements(addresses: Iterable[AssignedAddress], tag: str) -> list[Element]:
-    """Return the nftables elements that masquerade a pod's addresses; `tag` is their comment."""
+    """Return the nftables elements that masquerade a pod's addresses. Each element gets the comment
+    `tag`."""
     return [host_rules.masquerade_element(a.address.ip, a.address.network, tag) for a in addresses]
 
 

@@ -84,8 +84,8 @@ def move_back(path: str, target: str) -> None:
 
 
 def remove_oldest(path: str, max_files: int) -> None:
-    """Delete the oldest rotated files, so that the log and its rotated files are at most
-    `max_files` files. Raises OSError."""
+    """Delete the oldest rotated files until at most `max_files` files remain, the current log
+    included. Raises OSError."""
     files = rotated(path)
     for each in files[: max(0, len(files) - (max_files - 1))]:
         os.unlink(each)

@@ -119,8 +119,8 @@ def _addresses(host: Machine, network: NetworkList) -> Iterator[CheckResult]:
 
 
 def names(host: Machine) -> Iterator[CheckResult]:
-    """Check whether pods of add-ons that mount `netns_dir` can see the network namespaces of later
-    pods."""
+    """Check that `netns_dir` is on a shared mount. Otherwise add-ons whose pods mount this folder
+    do not see the network namespaces of pods that start later."""
     if host.top != Path("/"):
         return
     folder = host.config.network.netns_dir

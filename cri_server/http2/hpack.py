@@ -44,7 +44,7 @@ _FIRST_DYNAMIC = len(_STATIC)
 
 
 class BadBlock(Exception):
-    """An invalid header block; afterwards the tables of both sides differ."""
+    """An invalid header block. After it the dynamic tables of encoder and decoder differ."""
 
 
 # The package hpack takes 69 µs for the header block of a Go client, this decoder 11.

@@ -139,7 +139,7 @@ class NriObserver(LifecycleObserver):
             self._joining.pop(plugin, None)
 
     async def _join(self, plugin: Plugin) -> None:
-        """Register, configure and synchronize a plugin; it gets all events afterwards."""
+        """Register, configure and synchronize a plugin. Afterwards the plugin gets all events."""
         try:
             await plugin.register()
             async with self._lock:

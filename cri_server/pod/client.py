@@ -277,7 +277,7 @@ class ShimClient:
         return answer.netns_path
 
     async def shim(self) -> messages.ShimInfo:
-        """Return the shim's pid, version and protocol. Call this on a connection to the shim's own
+        """Return the shim's pid, version and protocol. The connection must be to the shim's own
         folder, not to a pod's."""
         return await self._ask(messages.GetShim(), messages.ShimInfo)
 

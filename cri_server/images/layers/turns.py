@@ -18,8 +18,8 @@ class NoTurn(Exception):
 
 
 class Turns:
-    """A semaphore with turns that can be borrowed: a task with a borrowed turn is cancelled when
-    another task needs the turn."""
+    """A semaphore whose units (turns) can also be borrowed: a task with a borrowed turn is
+    cancelled when another task needs the turn."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)

@@ -16,13 +16,14 @@ from pyrunc.keeper.client import Keeper
 log = logging.getLogger(__name__)
 
 PREFIX = "image/"
-"""Of the entries' names. An entry has one descriptor and no data."""
+"""The prefix of the entries' names. An entry has one descriptor and no data."""
 MOST = 1024
 """Further mounts are not stored, so that the keeper has room for the entries of pods."""
 
 
 class MountStore:
-    """Puts mounts of images into the keeper, by name, and takes them out. Thread-safe."""
+    """Stores mounts of images in the keeper, by name, and returns the mounts that earlier servers
+    have stored. Thread-safe."""
 
     def __init__(
         self, folder: Path | None = None, received: Mapping[str, int] | None = None
@@ -101,7 +102,7 @@ class MountStore:
                 self._disconnect()
 
     def _disconnect(self) -> None:
-        """Close the connection to the keeper, which accepts a limited number of them. The next call
-        connects again."""
+        """Close the connection to the keeper, which accepts a limited number of connections. The
+        next call connects again."""
         if self._keeper is not None:
             self._keeper.close()

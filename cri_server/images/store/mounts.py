@@ -145,7 +145,7 @@ class Mounts:
         dropped.clear()  # closes them; without the lock, for it may take a tenth of a second
 
     def store_all(self) -> None:
-        """Store all open mounts in a keeper that was started after they were made. Blocking."""
+        """Store all open mounts in a new keeper, which has none yet. Blocking."""
         with self._lock:
             for mount in self._mounts.values():
                 self._store.put(mount.stored_as, mount.fd)

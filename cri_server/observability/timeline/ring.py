@@ -93,8 +93,8 @@ class Ring:
             self._followers.discard(follower)
 
     def flush(self) -> None:
-        """Append queued calls to the file; after an error of the disk they are dropped with a
-        warning. Blocks: run it in a thread."""
+        """Append queued calls to the file. If the disk reports an error, the calls are dropped with
+        a warning. Blocks: run it in a thread."""
         with self._writing:
             self._timer = None
             waiting, self._waiting = self._waiting, []
