@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -35,7 +36,8 @@ class StoredPods:
         self._folder = folder
 
     async def ids(self, tries: int = ATTEMPTS) -> set[str]:
-        """Return the ids of all entries; an empty set if no keeper answers in `tries` attempts."""
+        """Return the ids of all entries; an empty set if no keeper answers in `tries` attempts.
+        Raises OSError when this process may open no more descriptors."""
         return await asyncio.to_thread(self._ids, tries)
 
     async def drop(self, *ids: str) -> None:
@@ -66,6 +68,8 @@ class StoredPods:
                 return {entry[2] for entry in entries if entry[0] in KINDS}
             except Unavailable as error:
                 log.info("%s", error)
+                # Raises OSError if the cause is in this process, which then knows no entry.
+                os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
             except Error as error:
                 log.error("%s", error)
                 break

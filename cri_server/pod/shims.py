@@ -188,10 +188,18 @@ class Shims:
             try:
                 client = await self._open(sandbox)
             except NotFound:  # it does not live
-                if not await self._take_over(sandbox):
+                try:
+                    taken_over = await self._take_over(sandbox)
+                except OSError as error:
+                    await self._wait_for_descriptors(sandbox, error)
+                    continue
+                if not taken_over:
                     self._answers.pop(sandbox.id, None)
                     await self._end_once(sandbox)
                 return
+            except OSError as error:
+                await self._wait_for_descriptors(sandbox, error)
+                continue
             except Error:  # it accepts no connection at the moment
                 self._derive_states(sandbox)
                 await asyncio.sleep(SILENT_POLL_S)
@@ -217,6 +225,12 @@ class Shims:
             self._lost_sessions.pop(sandbox.id, None)  # it has ended them
             await self._finish_take_over(sandbox, state)
             return
+
+    async def _wait_for_descriptors(self, sandbox: Sandbox, error: OSError) -> None:
+        """Wait before another attempt to reach the shim, after a system call of this process has
+        failed: it may have too many open descriptors."""
+        log.warning("sandbox %s: cannot reach its shim, trying again: %s", sandbox.id, error)
+        await asyncio.sleep(SILENT_POLL_S)
 
     async def _end_earlier(self, sandbox: Sandbox, state: messages.PodState) -> None:
         """End a shim of the previous server version, so that the caller can move the pod to another
@@ -343,7 +357,7 @@ class Shims:
                 if container.id in stored:
                     await client.take_over_container(container.id)
             return await client.state()
-        except Error as error:
+        except (Error, OSError) as error:
             log.error(
                 "sandbox %s: its shim cannot take over all containers of the pod: %s",
                 sandbox.id,
@@ -399,6 +413,13 @@ class Shims:
             answer.cancel()
 
     def _derive_states(self, sandbox: Sandbox) -> None:
+        """Run `_read_states`; a failed system call is logged, and the other states stay."""
+        try:
+            self._read_states(sandbox)
+        except OSError as error:
+            log.warning("sandbox %s: cannot read the state of its processes: %s", sandbox.id, error)
+
+    def _read_states(self, sandbox: Sandbox) -> None:
         """Derive the states of a pod whose shim does not answer: from the pod's processes and from
         the exit.json of each container."""
         pause_was_alive = sandbox.pause_alive
