@@ -300,8 +300,13 @@ class ShimClient:
     async def shutdown(self) -> None:
         """Have the shim drop the pod and its network namespace. Raises WrongState while a container
         or the pause process runs."""
-        self.on_close = None
-        await self._ask(messages.Shutdown(), messages.Done)
+        # The shim closes the connection right after its answer.
+        on_close, self.on_close = self.on_close, None
+        try:
+            await self._ask(messages.Shutdown(), messages.Done)
+        except BaseException:
+            self.on_close = on_close
+            raise
         self.close()
 
     def close(self) -> None:

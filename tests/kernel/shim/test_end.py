@@ -14,6 +14,7 @@ import pytest
 
 from cri_server.pod.processes import ShimProcesses
 from cri_server.store.facts import ProcessIdentity
+from pyrunc.errors import WrongState
 from pyrunc.kernel.process import alive_since
 from tests.kernel.shim.pod import TestPod, gone, until
 
@@ -91,3 +92,11 @@ async def test_a_shim_that_does_not_end_is_killed(pod: TestPod, tmp_path: Path) 
         os.kill(pod.pid, signal.SIGSTOP)
         await processes.end_outdated(identity(pod.pid))
         await until(lambda: gone(pod.pid))
+
+
+async def test_the_end_of_a_shim_is_noticed_after_a_refused_shutdown(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 1000")
+    with pytest.raises(WrongState):
+        await pod.client.shutdown()
+    os.kill(pod.pid, signal.SIGKILL)
+    await until(lambda: pod.closed)
