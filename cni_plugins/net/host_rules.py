@@ -310,7 +310,7 @@ def run_nft(script: str) -> None:
     message if it fails, DeadlineExceeded after NFT_TIMEOUT_S."""
     program = nft_program()
     if not program:
-        raise Unsupported("host ports and masquerade need the program nft (package nftables)")
+        raise Unsupported("host ports and masquerade need the command nft (package nftables)")
     with (
         closing_fd(ipc.open_memory("stdin", script.encode())) as stdin,
         closing_fd(ipc.open_memory("stderr", b"")) as stderr,

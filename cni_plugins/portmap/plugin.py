@@ -79,7 +79,7 @@ def status(call: CniCall, config: PluginConfig) -> None:
     configuration."""
     settings.parse(config)
     if not host_rules.nft_program():
-        raise CniError(NOT_AVAILABLE, "the program nft does not exist")
+        raise CniError(NOT_AVAILABLE, "the command nft does not exist")
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:

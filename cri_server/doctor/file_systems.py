@@ -132,11 +132,11 @@ def state(host: Machine) -> Iterator[CheckResult]:
 def programs(host: Machine) -> Iterator[CheckResult]:
     """Check that nft, which the server executes, is installed."""
     if host.program("nft"):
-        yield fine("nft", "the program nft is installed")
+        yield fine("nft", "the command nft is installed")
     else:
         yield wrong(
             "nft",
-            "the program nft is missing",
+            "the command nft is missing",
             "pods cannot reach addresses outside the node, and host ports are refused",
             "apt install nftables",
         )

@@ -161,7 +161,7 @@ def records(host: Machine) -> Iterator[CheckResult]:
         yield note(
             "damaged-records",
             f"{len(damaged)} damaged records: {_some(map(str, damaged))}",
-            "a disk failed, or another program wrote to them; their pods are lost",
+            "a disk failed, or another process wrote to them; their pods are lost",
             f"examine them, then rm {damaged[0]}",
         )
     else:

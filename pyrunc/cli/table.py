@@ -111,7 +111,7 @@ _PRESERVE_FDS = Option(
 )
 _REGEX = Option("regex r", FLAG, "ID is a regular expression for several containers")
 _FORMAT = Option("format f", TEXT, "table or json", default="table")
-_DETACH = Option("detach d", FLAG, "return when the program runs")
+_DETACH = Option("detach d", FLAG, "return when the command runs")
 
 _CREATE = (
     _BUNDLE,
@@ -169,7 +169,7 @@ VERBS: dict[str, Verb] = {
             "container:create",
             options=_CREATE,
         ),
-        Verb("start", "run the program of a created container", "container:start"),
+        Verb("start", "run the command of a created container", "container:start"),
         Verb(
             "run",
             "create and start a container",
@@ -206,7 +206,7 @@ VERBS: dict[str, Verb] = {
         ),
         Verb(
             "exec",
-            "run another program in a container",
+            "run another command in a container",
             "execute:execute",
             ("ID", "COMMAND..."),
             (

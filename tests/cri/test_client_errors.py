@@ -231,7 +231,7 @@ def test_the_error_reports_a_socket_of_another_program(tmp_path: Path) -> None:
         results = client(*(["--address", f"unix://{tmp_path}/{name}", "ps"] for name in others))
     for name, result in zip(others, results, strict=True):
         refused(
-            result, f"the program that listens at unix://{tmp_path}/{name} is not a CRI server: "
+            result, f"the process that listens at unix://{tmp_path}/{name} is not a CRI server: "
         )
 
 

@@ -165,7 +165,7 @@ class Client:
                 reason = f"the connection to {self._address} broke: {details}"
             return ServerError(
                 reason
-                or f"the program that listens at {self._address} is not a CRI server: {details}"
+                or f"the process that listens at {self._address} is not a CRI server: {details}"
             )
         if code == Code.UNIMPLEMENTED and re.match(UNKNOWN_CALL, details, re.IGNORECASE):
             return UnsupportedCall(

@@ -95,7 +95,7 @@ def providers(image: str) -> list[LoginSource]:
             # A path would name a program outside of the folder that the administrator has filled.
             if "/" in provider.name or provider.api_version != PROTOCOL:
                 raise WrongState(
-                    f"{path}: {provider.name}: expected the name of a program, and apiVersion"
+                    f"{path}: {provider.name}: expected the name of an executable, and apiVersion"
                     f" {PROTOCOL}"
                 )
             if any(matches(pattern, repository) for pattern in provider.match_images):
@@ -162,7 +162,7 @@ def from_helper(helper: str, key: str, server: str) -> api.AuthConfig | None:
     """Run `docker-credential-HELPER get` and return the login for the registry `server`; None if
     the helper has none. `key`: the registry as docker's config.json spells it. Raises PeerError."""
     if "/" in helper:
-        raise PeerError(f"credential helper {helper!r} is not the name of a program")
+        raise PeerError(f"credential helper {helper!r} is not the name of an executable")
     try:
         secret = _run([f"docker-credential-{helper}", "get"], key, {}, _Secret)
     except NotFound:
