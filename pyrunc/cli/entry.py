@@ -14,6 +14,7 @@ FILE`), which needs no compiler.
 
 from __future__ import annotations
 
+import compileall
 import os
 import shutil
 import signal
@@ -104,6 +105,8 @@ def _link(path: str, paths: InstallPaths) -> bool:
     """Compile front.c to the executable `path` and store its snapshot. False if a command fails, or
     without a compiler or Python's static library; `path` then stays as it is."""
     program, snapshot = f"{path}.{os.getpid()}", f"{paths.snapshot}.{os.getpid()}"
+    # An import that compiles allocates other blocks than the next one (heap_order.c).
+    compileall.compile_dir(PACKAGE, quiet=2)
     try:
         if not (
             compile_program(program, paths) and _succeeds([program, "--write-snapshot", snapshot])
