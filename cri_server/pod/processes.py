@@ -69,6 +69,7 @@ class ShimProcesses:
         `default_count`."""
         self._zygote, self._folder, self._count = zygote, folder, count or default_count()
         self._shims: list[ShimProcess] = []
+        self._of_this_version: set[ProcessIdentity] = set()
         self._outdated: dict[ProcessIdentity, Path] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Task[None] | None = None
@@ -87,8 +88,9 @@ class ShimProcesses:
         await asyncio.shield(self._started)
 
     def of_this_version(self) -> set[ProcessIdentity]:
-        """Return the living shims of this server's version. Only these shims get new pods."""
-        return {shim.process for shim in self._shims}
+        """Return the shims of this server's version. Those that `renew` has replaced get no new
+        pods."""
+        return self._of_this_version
 
     async def end_outdated(self, process: ProcessIdentity) -> bool:
         """End `process`, a shim of another version, and remove its folder. The shim first logs all
@@ -227,11 +229,15 @@ class ShimProcesses:
     async def _fork(self) -> ShimProcess:
         folder = self._folder / os.urandom(4).hex()
         folder.mkdir(mode=0o700)
-        _, client = await start_shim(self._zygote, folder, pyrunc.__version__)
         try:
-            info = await client.shim()
+            _, client = await start_shim(self._zygote, folder, pyrunc.__version__)
+            try:
+                info = await client.shim()
+            except BaseException:
+                client.close()
+                raise
         except BaseException:
-            client.close()
+            shutil.rmtree(folder, ignore_errors=True)
             raise
         shim = ShimProcess(folder, client, ProcessIdentity(info.pid, info.start_time))
         self._add(shim)
@@ -240,6 +246,7 @@ class ShimProcesses:
     def _add(self, shim: ShimProcess) -> None:
         shim.client.on_close = lambda: self._lost(shim)
         self._shims.append(shim)
+        self._of_this_version.add(shim.process)
 
     def _lost(self, shim: ShimProcess) -> None:
         self._shims.remove(shim)

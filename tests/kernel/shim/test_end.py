@@ -14,7 +14,7 @@ import pytest
 
 from cri_server.pod.processes import ShimProcesses
 from cri_server.store.facts import ProcessIdentity
-from pyrunc.errors import WrongState
+from pyrunc.errors import Error, WrongState
 from pyrunc.kernel.process import alive_since
 from tests.kernel.shim.pod import TestPod, gone, until
 
@@ -100,3 +100,20 @@ async def test_the_end_of_a_shim_is_noticed_after_a_refused_shutdown(pod: TestPo
         await pod.client.shutdown()
     os.kill(pod.pid, signal.SIGKILL)
     await until(lambda: pod.closed)
+
+
+async def test_renewed_shims_keep_their_version(pod: TestPod, tmp_path: Path) -> None:
+    """They are not replaced as shims of another version."""
+    async with server_of_another_version(pod, tmp_path / "shims") as processes:
+        first = set(processes.of_this_version())
+        await processes.renew()
+        assert first < processes.of_this_version() and len(processes.of_this_version()) == 2
+
+
+async def test_a_failed_fork_leaves_no_folder(pod: TestPod, tmp_path: Path) -> None:
+    async with server_of_another_version(pod, tmp_path / "shims") as processes:
+        before = set((tmp_path / "shims").iterdir())
+        await pod.zygote.close()
+        with pytest.raises(Error):
+            await processes._fork()
+        assert set((tmp_path / "shims").iterdir()) == before
