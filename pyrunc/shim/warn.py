@@ -8,6 +8,10 @@ from pyrunc.errors import VISIBLE
 
 
 def warn(*messages: str) -> None:
-    """Write a line to the shim's log for each message."""
-    for message in messages:
-        print(f"pyrunc-shim: {message.translate(VISIBLE)}", file=sys.stderr)
+    """Write a line to the shim's log for each message. A line that cannot be written, because the
+    disk is full for example, is lost."""
+    try:
+        for message in messages:
+            print(f"pyrunc-shim: {message.translate(VISIBLE)}", file=sys.stderr)
+    except OSError:
+        pass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import os
+import signal
 import sys
 import termios
 import time
@@ -570,3 +571,16 @@ def _write_all(fd: int, content: bytes) -> None:
     view = memoryview(content)
     while view:
         view = view[os.write(fd, view) :]
+
+
+async def test_an_exit_is_reported_while_the_shim_cannot_write_a_file(pod: TestPod) -> None:
+    """Neither exit.json nor the shim's log can be written when the state directory is full."""
+    resource = __import__("resource")
+    started = await pod.run("a", "exec sleep 1000")
+    stopping = asyncio.ensure_future(pod.client.stop("a", signal.SIGWINCH, 60))
+    await pod.client.state()
+    resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+    os.kill(started.pid, signal.SIGKILL)
+    async with asyncio.timeout(30):
+        await stopping
+    assert (await pod.exited("a")).signal
