@@ -73,7 +73,7 @@ def runtime_of(person: Newcomer, name: str) -> None:
 def test_a_node_moves_from_containerd_and_back(node: Newcomer) -> None:
     before = node.left(*OTHERS)
     install, drain, export, switch, load, start, uncordon, back, release = documents.blocks(
-        "tasks.md", "Move a node from containerd to this one, and back"
+        "tasks.md", "Move a node from containerd to pyrunc, and back"
     )
     node.types(install)
     node.types_on_the_control_plane(drain, NODE=NODE)
