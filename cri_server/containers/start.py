@@ -4,6 +4,7 @@ executed."""
 from __future__ import annotations
 
 import errno
+import logging
 import signal
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from cri_server.spec import pod_files, sources
 from cri_server.status import sandbox as status
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
+
+log = logging.getLogger(__name__)
 
 # containerd's values, which people know from `kubectl describe`.
 START_ERROR, START_ERROR_CODE = "StartError", 128
@@ -96,15 +99,22 @@ async def execute(context: StartContext) -> None:
         await launch.ensure(context.services, context.sandbox, container)
         await pod.start(container)
     except Error as error:
-        # The error may come from the loss of the shim; the shim that takes over may know the exit.
+        # The error may come from the loss of the shim; the shim that takes over may know the exit,
+        # or have taken over the container's process.
         await pod.wait_taken_over()
-        if container.exit is None:
-            container.set_exit(Exit.of_failed_start(error.message))
-        # NotFound: the container's command is missing. kubelet would take it for a missing
-        # container.
-        if isinstance(error, NotFound) or pod_files.is_bad_log_path(error) or is_bad_path(error):
-            raise InvalidArgument(error.message) from None
-        raise
+        if not container.running:
+            if container.exit is None:
+                container.set_exit(Exit.of_failed_start(error.message))
+            # NotFound: the container's command is missing. kubelet would take it for a missing
+            # container.
+            if (
+                isinstance(error, NotFound)
+                or pod_files.is_bad_log_path(error)
+                or is_bad_path(error)
+            ):
+                raise InvalidArgument(error.message) from None
+            raise
+        log.warning("container %s was started, although: %s", container.id, error)
     if context.services.paths.restore_folder(container.id).exists():
         await restore.remove_files(context.services, container.id)
 

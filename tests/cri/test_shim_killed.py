@@ -19,6 +19,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.pod.keeper import StoredPods
 from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of, server_fixture
 from tests.cri.test_recovery import nothing_left, shim_pid
@@ -231,3 +232,22 @@ def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Serve
 def words_below(pid: int) -> str:
     files = [Path(f"/proc/{child}/cmdline") for child in below(pid)]
     return "".join(file.read_bytes().decode() for file in files if file.exists())
+
+
+def test_a_container_whose_start_was_not_answered_runs_on(server: Server) -> None:
+    """The shim is killed after it has stored the container in the keeper, and before it answers."""
+    pod = server.run_pod(host_network=True)
+    container = server.create(pod)
+    shim = shim_pid(server, pod)
+    stored = StoredPods(server.state)
+    with ThreadPoolExecutor(1) as pool:
+        with stopped_at({shim}, "sendto", "enter"):
+            starting = pool.submit(server.start_container, container)
+            assert wait_until(lambda: container in stored._ids(1), 30, 0.001), server.tail()
+            os.kill(shim, signal.SIGKILL)
+        starting.result(30)
+    assert entered(groups(server, container))
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    assert server.exec(container, "echo", "x").stdout == b"x\n"
+    server.remove_all()
+    nothing_left(server)
