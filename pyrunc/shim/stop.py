@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 
-from pyrunc.errors import DeadlineExceeded
+from pyrunc.errors import DeadlineExceeded, Error
 from pyrunc.shim import tree
+from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -74,7 +75,10 @@ class ContainerStop:
     def _kill(self) -> None:
         now = time.monotonic()
         self._killed_at = self._killed_at or now
-        self._container.kill()
+        try:
+            self._container.kill()
+        except (Error, OSError) as error:  # the next attempt may succeed
+            warn(f"container {self._container.id}: cannot kill all its processes: {error}")
         if now - self._killed_at > UNKILLABLE_AFTER_S:
             self._give_up()
         self._later(KILL_AGAIN_S, self._kill)

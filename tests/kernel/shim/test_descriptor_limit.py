@@ -194,3 +194,12 @@ async def test_a_pause_process_without_descriptors_leaves_nothing(tmp_path: Path
             else:
                 return
     raise AssertionError("no pause process was started")
+
+
+async def test_a_stop_without_descriptors_ends_the_container(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 1000")
+    await pod.client.state()
+    with few_descriptors(pod, 0):
+        stops = [asyncio.ensure_future(pod.client.stop("a", 9, 0)) for _ in range(2)]
+        async with asyncio.timeout(20):
+            assert [exit.signal for exit in await asyncio.gather(*stops)] == [9, 9]
