@@ -21,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
-    from typing import NoReturn
+    from typing import Any, NoReturn
 
 # The modules of the commands; their imports come along. Modules that load a shared object cannot be
 # among them.
@@ -59,6 +59,7 @@ def prepare(path: str) -> bytes:
     # Every command loads it; importlib's search along sys.path touches many pages of the snapshot.
     jsontext.load = _load_without_search("_json")
     rehearse(f"{os.path.abspath(path)}.rehearsal")
+    use_plain_json()
     files = [
         module.__file__ for module in sys.modules.values() if getattr(module, "__file__", None)
     ]
@@ -86,6 +87,23 @@ def run_watched(path: str) -> None:
         watch(phase)
 
     run_once(f"{os.path.abspath(path)}.rehearsal", fill_and_watch, resume)
+
+
+def use_plain_json() -> None:
+    """Make `jsontext` use the functions of json.c, and those of `_json` from the first value on
+    that json.c does not take."""
+    from _pyrunc import read_json, write_json
+
+    from pyrunc import jsontext
+
+    def scan(text: str, start: int) -> tuple[Any, int]:
+        return read_json(text, start) or jsontext._load()[0](text, start)
+
+    def encode(value: object, depth: int) -> tuple[str, ...]:
+        text = write_json(value)
+        return (text,) if text is not None else jsontext._load()[1](value, depth)
+
+    jsontext._halves = scan, encode
 
 
 def _load_without_search(name: str) -> Callable[[], ModuleType]:

@@ -30,8 +30,9 @@ from pyrunc.atomic_file import write_bytes
 PACKAGE = os.path.dirname(os.path.abspath(pyrunc.__file__))
 NATIVE = os.path.join(PACKAGE, "native")
 FRONT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "front.c")
-# Part of front.c unless the folder was removed.
+# Parts of front.c unless the folder was removed.
 HEAP_ORDER = os.path.join(PACKAGE, "accelerate", "heap_order.c")
+JSON = os.path.join(PACKAGE, "accelerate", "json.c")
 WRAPPED = ("malloc", "calloc", "realloc", "free")
 
 
@@ -216,8 +217,8 @@ def _definitions(paths: InstallPaths) -> Iterator[str]:
         # A snapshot fits one build of the executable only, and is recognised by this.
         "BUILD": os.urandom(12).hex(),
     }
-    if os.path.exists(HEAP_ORDER):
-        strings["HEAP_ORDER"] = HEAP_ORDER
+    parts = {"HEAP_ORDER": HEAP_ORDER, "JSON": JSON}
+    strings |= {name: path for name, path in parts.items() if os.path.exists(path)}
     for name, value in strings.items():
         yield f'-D{name}="{value}"'
     yield f'-DSTDLIB=L"{library}"'

@@ -22,8 +22,8 @@
    changed since is not used; then the plain script is executed, which does the same more slowly.
 
    Compiled by entry.py, which defines: PYTHON (path), SCRIPT, SNAPSHOT, PREFIX, STDLIB, SEARCHED
-   (sys.path, strings with commas between), BUILD (a word that no other build has), and HEAP_ORDER
-   (path of accelerate/heap_order.c) if that file exists. */
+   (sys.path, strings with commas between), BUILD (a word that no other build has), and, if they
+   exist, HEAP_ORDER and JSON: the paths of accelerate/heap_order.c and json.c. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <errno.h>
@@ -223,11 +223,19 @@ static uintptr_t rounded(uintptr_t value, uintptr_t to)
 #define ORDERED
 #endif
 
+#ifdef JSON
+#include JSON
+#endif
+
 static PyMethodDef functions[] = {
 	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
 	{"address", address, METH_O, NULL},
 #ifdef ORDERED
 	{"watch", watch, METH_O, NULL},
+#endif
+#ifdef JSON
+	{"read_json", read_json, METH_VARARGS, NULL},
+	{"write_json", write_json, METH_O, NULL},
 #endif
 	{NULL},
 };
