@@ -14,7 +14,7 @@ import logging
 import os
 import resource
 import signal
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -22,6 +22,7 @@ from typing import Any
 from cri_server.config import Config
 from cri_server.containers.rotate_logs import rotate_logs
 from cri_server.containers.sessions import Sessions
+from cri_server.doctor.startup import log_problems
 from cri_server.images.service import ImageService as Images
 from cri_server.images.store import layer_maker
 from cri_server.images.store.layer_jobs import LayerJobs
@@ -75,6 +76,7 @@ SHIM_MODULES = ["pyrunc.shim.main"]
 JOB_MODULES = [
     "cri_server.zygote.jobs",
     "cri_server.security.selinux.relabel",
+    "cri_server.doctor.job",
     *layer_maker.JOB_MODULES,
     "cni_plugins.jobs",
 ]
@@ -155,7 +157,7 @@ async def _start(
     # kubelet's, start then.
     await stack.enter_async_context(notify.supervised())
     log.info("serving at %s", config.server.listen)
-    await stack.enter_async_context(_examine_host(config))
+    await stack.enter_async_context(background(log_problems(services.zygote, config), "doctor"))
 
 
 async def _replace_shims(services: Services, *, done: bool) -> None:
@@ -370,25 +372,6 @@ async def _finish_operations(services: Services) -> None:
     for name in unfinished:
         log.warning("the server stops before this operation has ended: %s", name)
     await services.shims.drain()
-
-
-@contextlib.asynccontextmanager
-async def _examine_host(config: Config) -> AsyncIterator[None]:
-    """Run the doctor's checks in a thread during the `with` block. Waits for the thread after the
-    block."""
-    working = asyncio.create_task(asyncio.to_thread(_log_problems, config))
-    try:
-        yield
-    finally:
-        await asyncio.wait([working])  # a thread cannot be cancelled
-
-
-def _log_problems(config: Config) -> None:
-    # Imported after the first lists, which kubelet waits for.
-    from cri_server.doctor.examine import log_problems
-    from cri_server.doctor.model import Machine
-
-    log_problems(Machine(config))
 
 
 async def _reconcile(services: Services) -> None:

@@ -70,12 +70,11 @@ def examine(host: Machine, checks: tuple[Check, ...] = PASSIVE + ACTIVE) -> Iter
             yield warning("doctor", text, "its subject was not checked")
 
 
-def log_problems(host: Machine) -> None:
-    """Run the PASSIVE checks, which mount nothing and execute no command, and log their problems.
-    Called when the server starts."""
+def problems(host: Machine) -> Iterator[tuple[int, str]]:
+    """Run the PASSIVE checks, which mount nothing and execute no command. Yield the logging level
+    and the text of each problem, for the log of a starting server."""
     for result in examine(host, PASSIVE):
         if result.level >= Level.WARNING:
             level = logging.WARNING if result.level == Level.WRONG else logging.INFO
             remedy = f"; {result.remedy}" if result.remedy else ""
-            code, observation = result.code, result.observation
-            log.log(level, "%s: %s: %s%s", code, observation, result.effect, remedy)
+            yield level, f"{result.code}: {result.observation}: {result.effect}{remedy}"

@@ -81,7 +81,7 @@ MAY_HOLD_OBJECTS = {
         cri_server/zygote/client.py pyrunc/zygote/loop.py""",
     "arguments before their record is read": """
         cni_plugins/jobs.py cri_server/checkpoints/dump.py cri_server/checkpoints/read.py
-        cri_server/zygote/jobs.py cri_server/images/layers/decode.py
+        cri_server/zygote/jobs.py cri_server/doctor/job.py cri_server/images/layers/decode.py
         cri_server/images/erofs/build.py cri_server/images/erofs/layer_tar.py
         cri_server/images/layers/layer_job.py cri_server/images/layers/unpack.py
         cri_server/security/selinux/relabel.py pyrunc/shim/main.py""",

@@ -244,5 +244,5 @@ def test_a_starting_server_logs_problems(server: Server) -> None:
     with Server(network=False) as other:
         assert wait_until(lambda: "cni-config: no network configuration" in other.tail(100), 30)
         (line,) = [line for line in other.tail(100).splitlines() if "cni-config" in line]
-        assert " WARNING cri_server.doctor.examine: " in line and "network add-on" in line
+        assert " WARNING cri_server.doctor.startup: " in line and "network add-on" in line
     assert "overlay-on-root" not in server.tail(1000) and "cni-config" not in server.tail(1000)

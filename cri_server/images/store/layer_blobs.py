@@ -8,8 +8,6 @@ import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from isal import isal_zlib
-
 from cri_server.images.formats import manifest as manifests
 from cri_server.images.formats.digests import algorithm_of, digest_of, hasher, hex_of
 from cri_server.images.formats.manifest import Descriptor, Manifest
@@ -73,6 +71,8 @@ def compressed(
     must prevent collections of the store meanwhile (`Store.loading`). `tick` is called for each
     MiB, and may raise. Raises NotFound, DigestMismatch (the tar is damaged on disk),
     ResourceExhausted, OSError."""
+    from isal import isal_zlib  # takes 0.3 MiB, and few servers push images
+
     # isal has the levels 0 to 3.
     compressor = isal_zlib.compressobj(3, isal_zlib.DEFLATED, _GZIP)
     content = hasher(algorithm_of(diff_id))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,8 +18,11 @@ from cri_server.doctor import (
     limits,
     network,
     registries,
+    startup,
 )
 from cri_server.doctor.model import Check, CheckResult, Level, Machine
+from cri_server.zygote.client import JobResult, Zygote
+from pyrunc.errors import Unavailable
 
 FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""  # noqa: E501
 BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""  # noqa: E501
@@ -376,19 +379,36 @@ def test_an_exception_in_a_check_becomes_a_warning(tmp_path: Path) -> None:
     )
 
 
-def test_a_starting_server_logs_only_problems(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_starting_server_logs_only_problems(tmp_path: Path) -> None:
     changes: dict[str, str | None] = {
         "/proc/filesystems": "\text4\n",
         "/proc/sys/fs/inotify/max_user_instances": "128",
         "/proc/swaps": "Filename\n/dev/sda2 partition 1 0 -2",
     }
-    with caplog.at_level(logging.INFO):
-        examine.log_problems(machine(tmp_path, changes))
-    levels = {r.getMessage().split(":")[0]: r.levelname for r in caplog.records}
-    assert levels["module-overlay"] == "WARNING" and levels["sysctls"] == "INFO"
+    problems = examine.problems(machine(tmp_path, changes))
+    levels = {text.split(":")[0]: level for level, text in problems}
+    assert levels["module-overlay"] == logging.WARNING and levels["sysctls"] == logging.INFO
     assert not {"swap", "kernel-version", "cgroup-v2", "seccomp"} & set(levels)
+
+
+@pytest.mark.parametrize(
+    ("result", "says"),
+    [
+        (Unavailable("the zygote has died"), "cannot examine this machine: the zygote has died"),
+        (JobResult(1, b"", b"NameError: x\n"), "cannot examine this machine (1): NameError: x"),
+    ],
+)
+async def test_a_server_starts_when_its_machine_cannot_be_examined(
+    result: JobResult | Unavailable, says: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    class OtherZygote:
+        async def run(self, function: str, **arguments: Any) -> JobResult:
+            if isinstance(result, Unavailable):
+                raise result
+            return result
+
+    await startup.log_problems(cast(Zygote, OtherZygote()), Config())
+    assert [record.getMessage() for record in caplog.records] == [says]
 
 
 @pytest.mark.parametrize(
