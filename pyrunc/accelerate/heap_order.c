@@ -9,7 +9,8 @@
    the allocations, and takes the blocks that were written from an area of their own.
 
    A block is identified by its size and by its number among the allocations of this size. Where
-   the two processes allocate differently, wrong blocks are in the areas, which costs time only.
+   the two processes allocate differently, wrong blocks are in the areas, which costs time only;
+   after each import the numbers are the same again (next_section()).
 
    Not for arm64, where a program cannot have itself interrupted after one instruction (x86's trap
    flag). */
@@ -21,7 +22,7 @@
 enum { PHASES = 2 };
 /* Classes of sizes, GRAIN bytes apart, whose blocks are placed; class 0 stands for all others. Of
    each class the first allocations only. */
-enum { CLASSES = 128, ALLOCATIONS = 1 << 20 };
+enum { CLASSES = 128, ALLOCATIONS = 1 << 20, SECTION = 1 << 14 };
 
 /* Shared by the two processes: the phase of each allocation, or 0, and the bytes of each area. */
 struct order {
@@ -35,7 +36,7 @@ struct allocation {
 static struct order *order;	    /* NULL: blocks are placed as without this file */
 static struct allocation *origins; /* the block that begins at a grain of the region; NULL in the
 				       parent process */
-static unsigned int allocations[CLASSES];
+static unsigned int allocations[CLASSES], section;
 static int phase; /* while writes are stored */
 static char *areas[PHASES + 1], *area_ends[PHASES + 1];
 static PyMemAllocatorEx allocators[2];
@@ -54,6 +55,16 @@ static unsigned int count_allocation(size_t size)
 		return 0;
 	allocations[class]++;
 	return class;
+}
+
+/* next_section(): number the allocations from the next multiple of SECTION on. A section with more
+   of them runs into the next one. */
+static PyObject *next_section(PyObject *self, PyObject *unused)
+{
+	section++;
+	for (int class = 0; class < CLASSES && section < ALLOCATIONS / SECTION; class++)
+		allocations[class] = section * SECTION;
+	Py_RETURN_NONE;
 }
 
 /* Take the block of the present allocation from its area. NULL if it has none. */

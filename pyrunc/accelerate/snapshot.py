@@ -51,8 +51,12 @@ def prepare(path: str) -> bytes:
     A stamp is the mtime in ns and the size, each as signed 64 bits, then the path and a zero byte.
     `path`: where the snapshot will be. Raises ImportError when a module lies in a shared object.
     """
+    import _pyrunc  # type: ignore[import-not-found]
+
+    next_section = getattr(_pyrunc, "next_section", bool)  # not on arm64
     for name in MODULES:
         __import__(name)
+        next_section()
     from pyrunc import jsontext
     from pyrunc.accelerate.command_rehearsal import rehearse
 
@@ -78,7 +82,7 @@ def run_watched(path: str) -> None:
     """Run commands in child processes while heap_order.c stores to which blocks they write. For the
     process that does not write the snapshot, after `prepare`. `path`: where the snapshot will be.
     """
-    from _pyrunc import watch  # type: ignore[import-not-found]
+    from _pyrunc import watch
 
     from pyrunc.accelerate.command_rehearsal import run_once
 

@@ -231,6 +231,7 @@ static PyMethodDef functions[] = {
 	{"call", (PyCFunction)(void (*)(void))call, METH_FASTCALL, NULL},
 	{"address", address, METH_O, NULL},
 #ifdef ORDERED
+	{"next_section", next_section, METH_NOARGS, NULL},
 	{"watch", watch, METH_O, NULL},
 #endif
 #ifdef JSON
