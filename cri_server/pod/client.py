@@ -196,9 +196,14 @@ class ShimClient:
         try:
             request = request.replace(timed=self.timed)
             answer, fds = await self.call(request, messages.ExecStarted)
+            if request.tty and answer.exit_code is None:
+                session.stdout_fd = fds[0]
+                # A copy, because each stream of a session closes its own descriptor.
+                session.stdin_fd = os.dup(fds[0]) if request.stdin else None
         except BaseException as error:
             self._execs.pop(exec_id, None)
-            if isinstance(error, asyncio.CancelledError):
+            session.close()
+            if isinstance(error, (asyncio.CancelledError, OSError)):
                 # The shim may have started it already, and its answer would find no session.
                 self._peer.send({"id": 0, **messages.KillExec(exec_id).to_message()})
             raise
@@ -208,11 +213,7 @@ class ShimClient:
             session.output = _output_of(answer)
             if not session.exited.done():  # the shim may have been lost after its answer
                 session.exited.set_result(answer.exit_code)
-        elif request.tty:
-            session.stdout_fd = fds[0]
-            # A copy, because each stream of a session closes its own descriptor.
-            session.stdin_fd = os.dup(fds[0]) if request.stdin else None
-        else:
+        elif not request.tty:
             _distribute(session, fds, request.stdin, request.stdout, request.stderr)
         return session
 

@@ -28,23 +28,23 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 MOST_FREE = 60  # more descriptors than a start opens
 
 
-def descriptors(pod: TestPod) -> set[int]:
-    return {int(name) for name in os.listdir(f"/proc/{pod.pid}/fd")}
+def descriptors(pid: int) -> set[int]:
+    return {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
 
 
 @contextlib.contextmanager
-def few_descriptors(pod: TestPod, free: int) -> Iterator[None]:
-    """Let the shim open only `free` further descriptors."""
-    used, limit = descriptors(pod), 0
+def few_descriptors(pid: int, free: int) -> Iterator[None]:
+    """Let the process open only `free` further descriptors."""
+    used, limit = descriptors(pid), 0
     while free > 0 or limit in used:
         free -= limit not in used
         limit += 1
-    unlimited = resource.prlimit(pod.pid, resource.RLIMIT_NOFILE)
-    resource.prlimit(pod.pid, resource.RLIMIT_NOFILE, (limit, unlimited[1]))
+    unlimited = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (limit, unlimited[1]))
     try:
         yield
     finally:
-        resource.prlimit(pod.pid, resource.RLIMIT_NOFILE, unlimited)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, unlimited)
 
 
 async def no_more_descriptors(pod: TestPod, before: set[int]) -> None:
@@ -56,10 +56,10 @@ async def no_more_descriptors(pod: TestPod, before: set[int]) -> None:
 def _further(pod: TestPod, before: set[int]) -> list[str]:
     """Return the files that are open in addition to `before`, without those that the shim keeps."""
     links = []
-    for number in descriptors(pod) - before:
+    for number in descriptors(pod.pid) - before:
         with contextlib.suppress(FileNotFoundError):
             links.append(os.readlink(f"/proc/{pod.pid}/fd/{number}"))
-    closed = len(before - descriptors(pod))
+    closed = len(before - descriptors(pod.pid))
     kept = ("anon_inode:bpf-prog", "/memfd:pyrunc:pause")
     return [link for link in links if not link.startswith(kept)][closed:]
 
@@ -70,11 +70,11 @@ async def test_a_start_without_descriptors_leaves_nothing(pod: TestPod, tty: boo
     for free in range(MOST_FREE):
         name = f"c{free}"
         await pod.client.state()
-        before = descriptors(pod)
+        before = descriptors(pod.pid)
         pod.container(name, "exec sleep 1000", tty=tty, stdin=True)
         try:
             await pod.client.create_container(messages.CreateContainer(name))
-            with few_descriptors(pod, free):
+            with few_descriptors(pod.pid, free):
                 async with asyncio.timeout(10):
                     process = await pod.client.start_container(name)
         except Error as error:
@@ -99,10 +99,10 @@ async def test_an_exec_without_descriptors_leaves_nothing(pod: TestPod, tty: boo
     started = 0
     for free in range(MOST_FREE):
         await pod.client.state()
-        before, processes = descriptors(pod), pod.processes()
+        before, processes = descriptors(pod.pid), pod.processes()
         args = {"args": ["/bin/sleep", "1000"], "cwd": "/"}
         try:
-            with few_descriptors(pod, free):
+            with few_descriptors(pod.pid, free):
                 async with asyncio.timeout(10):
                     session = await pod.exec("a", f"e{free}", args, stdin=True, tty=tty)
         except Error as error:
@@ -122,7 +122,7 @@ async def test_an_exec_without_descriptors_leaves_nothing(pod: TestPod, tty: boo
 
 async def test_a_shim_without_descriptors_accepts_clients_later(pod: TestPod) -> None:
     await pod.client.state()
-    with few_descriptors(pod, 0):
+    with few_descriptors(pod.pid, 0):
         client = await pod.connect()
         answer = asyncio.ensure_future(client.state())
         before = os.times(), _processor_ticks(pod.pid)
@@ -145,10 +145,10 @@ async def test_a_container_that_cannot_be_compiled_leaves_no_descriptor(pod: Tes
     for free in range(MOST_FREE):
         name = f"c{free}"
         await pod.client.state()
-        before = descriptors(pod)
+        before = descriptors(pod.pid)
         pod.container(name, "exec sleep 1000", linux={"sysctl": {"net.ipv4.ip_forward": "1"}})
         try:
-            with few_descriptors(pod, free):
+            with few_descriptors(pod.pid, free):
                 async with asyncio.timeout(10):
                     await pod.client.create_container(messages.CreateContainer(name))
         except Error as error:
@@ -164,9 +164,9 @@ async def test_a_container_that_cannot_be_compiled_leaves_no_descriptor(pod: Tes
 async def test_an_attach_without_descriptors_leaves_nothing(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000", stdin=True)
     await pod.client.state()
-    before = descriptors(pod)
+    before = descriptors(pod.pid)
     for free in range(7):
-        with few_descriptors(pod, free):
+        with few_descriptors(pod.pid, free):
             try:
                 streams = await pod.client.attach("a", stdin=True, stdout=True, stderr=True)
             except Error:
@@ -182,9 +182,9 @@ async def test_a_pause_process_without_descriptors_leaves_nothing(tmp_path: Path
         async with TestPod(tmp_path / f"pod{free}", library=True) as pod:
             describe(pod)
             await pod.client.state()
-            before = descriptors(pod)
+            before = descriptors(pod.pid)
             try:
-                with few_descriptors(pod, free):
+                with few_descriptors(pod.pid, free):
                     async with asyncio.timeout(10):
                         await pod.start_pause()
             except Error as error:
@@ -199,7 +199,16 @@ async def test_a_pause_process_without_descriptors_leaves_nothing(tmp_path: Path
 async def test_a_stop_without_descriptors_ends_the_container(pod: TestPod) -> None:
     await pod.run("a", "exec sleep 1000")
     await pod.client.state()
-    with few_descriptors(pod, 0):
+    with few_descriptors(pod.pid, 0):
         stops = [asyncio.ensure_future(pod.client.stop("a", 9, 0)) for _ in range(2)]
         async with asyncio.timeout(20):
             assert [exit.signal for exit in await asyncio.gather(*stops)] == [9, 9]
+
+
+async def test_a_terminal_that_the_client_cannot_copy_ends_its_exec(pod: TestPod) -> None:
+    await pod.run("a", "exec sleep 1000")
+    before = pod.processes()
+    # One is free: that by which `few_descriptors` lists the open ones.
+    with few_descriptors(os.getpid(), 0), pytest.raises(OSError, match="Too many open files"):
+        await pod.exec("a", "e", {"args": ["/bin/sleep", "1000"], "cwd": "/"}, stdin=True, tty=True)
+    await until(lambda: pod.processes() == before)
