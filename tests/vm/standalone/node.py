@@ -7,6 +7,7 @@ their logs and streams.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
 import ssl
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
-from websockets.sync.client import connect
+from websockets.asyncio.client import connect
 from websockets.typing import Subprotocol
 
 from cri_server.config import NetworkConfig, ServerConfig
@@ -156,14 +157,20 @@ class Node:
     def execute(self, pod: str, container: str, *command: str) -> tuple[str, Json]:
         """Run `command` by kubelet's /exec over WebSocket, v5.channel.k8s.io; return its stdout and
         the final status."""
+        return asyncio.run(self._execute(pod, container, *command))
+
+    async def _execute(self, pod: str, container: str, *command: str) -> tuple[str, Json]:
         words = "&".join(f"command={quote(word)}" for word in command)
         url = f"wss://{API}/exec/default/{pod}-{NAME}/{container}?output=1&error=1&{words}"
         protocols = [Subprotocol("v5.channel.k8s.io")]
         output, status = b"", b""
-        with connect(
+        # Not the client with threads: it reads and writes a TLS connection at the same time, and
+        # Python 3.13.5 does not lock OpenSSL's object. In the emulated guest one request of twenty
+        # was then never sent.
+        async with connect(
             url, ssl=self._tls, subprotocols=protocols, open_timeout=120, ping_timeout=None
         ) as stream:
-            for message in stream:
+            async for message in stream:
                 assert isinstance(message, bytes)
                 output += message[1:] if message[0] == 1 else b""
                 status += message[1:] if message[0] == 3 else b""
