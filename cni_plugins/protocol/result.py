@@ -359,12 +359,12 @@ def _assigned(
 ) -> AssignedAddress:
     text = raw.get("address")
     if not isinstance(text, str) or "/" not in text or "%" in text or len(text) > 80:
-        raise _bad(f"{where}.{name}", "not an address with a prefix length")
+        raise _bad(f"{where}.{name}", f"{_excerpt(text)} is not an address with a prefix length")
     try:
         address = parse_interface(text)
     except ValueError:
         raise _bad(
-            f"{where}.{name}", f"{text[:60]!r} is not an address with a prefix length"
+            f"{where}.{name}", f"{_excerpt(text)} is not an address with a prefix length"
         ) from None
     try:
         gateway = _optional_address(raw.get("gateway"), f"{where}.gateway")
@@ -481,15 +481,20 @@ def _number(value: object, where: str, limit: int) -> int | None:
     return value
 
 
+def _excerpt(value: object) -> str:
+    """Return the beginning of a wrong value for an error message; a text in quotes."""
+    return repr(value[:60]) if isinstance(value, str) else str(value)[:60]
+
+
 def _address(value: object, where: str) -> Address:
     """Parse an IP address. Rejects zones (`fe80::1%eth0`), which are valid only in the namespace of
     their interface. Raises CniError DECODING_FAILURE."""
     if not isinstance(value, str) or "%" in value or len(value) > 64:
-        raise _bad(where, "not an address")
+        raise _bad(where, f"{_excerpt(value)} is not an address")
     try:
         return _cached_address(value)
     except ValueError:
-        raise _bad(where, f"{value[:60]!r} is not an address") from None
+        raise _bad(where, f"{_excerpt(value)} is not an address") from None
 
 
 def _optional_address(value: object, where: str) -> Address | None:

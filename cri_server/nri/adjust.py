@@ -96,8 +96,10 @@ def _environment(process: Spec, variables: Iterable[api.KeyValue]) -> None:
         if removed is not None:
             lines.pop(removed, None)
         elif not entry.key or "=" in entry.key or "\0" in entry.key + entry.value:
+            name = entry.key.partition("=")[0]  # the text behind `=` may be a secret
             raise InvalidArgument(
-                f"NRI: {entry.key[:80]!r} is not a valid name or value of an environment variable"
+                f"NRI: environment variable {name[:80]!r}: its name is empty or contains '=',"
+                " or its name or value contains a NUL byte"
             )
         else:
             lines[entry.key] = f"{entry.key}={entry.value}"

@@ -9,6 +9,7 @@ from typing import Any
 from cri_server.api import api_pb2 as api
 from cri_server.spec import path_length
 from pyrunc.errors import InvalidArgument
+from pyrunc.spec.check import not_a_variable
 
 UNLIMITED = 2**64 - 1
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -55,8 +56,11 @@ def environment(
     if tty:
         result.setdefault("TERM", "xterm")
     for key, value in envs:
-        if not key or "=" in key:
-            raise InvalidArgument(f"{key!r} is not the name of an environment variable")
+        if not key:
+            raise InvalidArgument("an environment variable has an empty name")
+        if "=" in key:
+            name = key.partition("=")[0]  # the text behind it may be a secret
+            raise InvalidArgument(f"the name of environment variable {name!r} has a '=' in it")
         result[key] = value
     if home:
         result.setdefault("HOME", home)
@@ -120,7 +124,7 @@ def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str,
     env = list(changes.get("env", ()))
     for entry in env:
         if not entry.partition("=")[0] or "=" not in entry:
-            raise InvalidArgument(f"{entry!r} is not NAME=VALUE")
+            raise InvalidArgument(f"the environment: {not_a_variable(entry)}")
     _no_nul(env, "the environment")
     path_length.check(changes.get("cwd", ""), "the working directory")
     names = {entry.partition("=")[0] for entry in env}

@@ -90,7 +90,7 @@ def check_process(process: Process) -> None:
         raise InvalidSpec("process.cwd", "Cwd must be an absolute path")
     for i, variable in enumerate(process.env):
         if variable.find("=") < 1:
-            raise InvalidSpec(f"process.env[{i}]", f"{variable!r} is not NAME=VALUE")
+            raise InvalidSpec(f"process.env[{i}]", not_a_variable(variable))
     seen: set[str] = set()
     for i, limit in enumerate(process.rlimits):
         at = f"process.rlimits[{i}]"
@@ -107,6 +107,12 @@ def check_process(process: Process) -> None:
     if affinity is not None:
         cpu_list(affinity.initial, "process.execCPUAffinity.initial")
         cpu_list(affinity.final, "process.execCPUAffinity.final")
+
+
+def not_a_variable(entry: str) -> str:
+    """Return a text for a malformed entry of an environment. The text has the entry's length only:
+    the entry may be a secret, and the text gets into logs and into events of kubelet."""
+    return f"an entry of {len(entry)} characters is not NAME=VALUE"
 
 
 def _scheduling(process: Process) -> None:
@@ -228,7 +234,7 @@ def _hook(hook: Hook, path: str) -> None:
         raise InvalidSpec(f"{path}.args[0]", "is empty")
     for i, entry in enumerate(hook.env or ()):
         if not entry.partition("=")[0]:
-            raise InvalidSpec(f"{path}.env[{i}]", f"{entry!r} is not of the form NAME=VALUE")
+            raise InvalidSpec(f"{path}.env[{i}]", not_a_variable(entry))
 
 
 def _linux(linux: Linux) -> None:

@@ -321,6 +321,22 @@ def test_any_result_is_refused_or_safe(value: Any) -> None:
         Result.from_json(result.to_json(form), default_version=form)
 
 
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("fe80::1%eth0/64", "'fe80::1%eth0/64' is not an address with a prefix length"),
+        ("10.1.0.5", "'10.1.0.5' is not an address with a prefix length"),
+        (None, "None is not an address with a prefix length"),
+    ],
+)
+def test_an_error_quotes_the_address_that_is_wrong(address: object, message: str) -> None:
+    result = Result.from_json(
+        {**FULL, "ips": [{"interface": 1, "address": address}]}, default_version="1.1.0"
+    )
+    with pytest.raises(CniError, match=message):
+        result.addresses_of("eth0", "/run/netns/x")
+
+
 def test_addresses_belong_to_the_pods_interface_in_its_sandbox() -> None:
     result = Result.from_json(FULL, default_version="1.1.0")
     assert len(result.addresses_of("eth0", "/run/netns/x")) == 2

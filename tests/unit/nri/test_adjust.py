@@ -154,7 +154,10 @@ def test_net_devices_are_moved_and_removed() -> None:
     [
         (Adjustment(mounts=[api.Mount(destination="/")]), "cannot mount at '/'"),
         (Adjustment(mounts=[api.Mount(destination="etc")]), "cannot mount at 'etc'"),
-        (Adjustment(env=[api.KeyValue(key="A=B")]), "'A=B' is not a valid name"),
+        (
+            Adjustment(env=[api.KeyValue(key="A=B")]),
+            "environment variable 'A': its name is empty or",
+        ),
         (
             Adjustment(hooks=api.Hooks(prestart=[api.Hook(path="h")])),
             "hook 'h' is not an absolute path",

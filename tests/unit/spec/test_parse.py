@@ -219,6 +219,23 @@ def test_contradicting_fields_are_refused(path: str, value: object, where: str) 
 
 
 @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("process.env", ["A=b", "=secret"]),
+        ("process.env", ["secret"]),
+        ("process.env", ["A=secret\0"]),
+        ("process.env", ["A=secret\ud800"]),
+        ("process.env", [{"secret": 1}]),
+        ("hooks", {"poststart": [{"path": "/x", "env": ["=secret"]}]}),
+    ],
+)
+def test_a_malformed_variable_is_not_in_the_message(path: str, value: object) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        check(parse(put(default(), path, value)))
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("key", "path"),
     [
         ("net.ipv4.ip_forward", "net/ipv4/ip_forward"),

@@ -64,10 +64,18 @@ def test_set_variables_are_not_overridden_by_defaults() -> None:
     assert set(lines) == {"PATH=/bin", "HOME=/image", "TERM=dumb", "HOSTNAME=mine"}
 
 
-@pytest.mark.parametrize("name", ["", "a=b"])
-def test_environment_names_are_checked(name: str) -> None:
-    with pytest.raises(InvalidArgument):
-        process.environment([], [(name, "x")], hostname="", tty=False, home="")
+@pytest.mark.parametrize("name", ["", "a=secret"])
+def test_environment_names_are_checked_without_a_value_in_the_message(name: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        process.environment([], [(name, "secret")], hostname="", tty=False, home="")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("entry", ["=secret", "secret"])
+def test_a_malformed_variable_of_an_exec_is_not_in_the_message(entry: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not NAME=VALUE") as caught:
+        process.changed({"env": []}, {"env": [entry]})
+    assert "secret" not in str(caught.value)
 
 
 def test_bytes_that_are_not_utf8_are_preserved() -> None:
