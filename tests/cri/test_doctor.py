@@ -165,9 +165,10 @@ def test_the_text_of_doctor_lists_results(server: Server) -> None:
         "           so: the node is NetworkReady=false" in text
         and "           mend: install" in text
     )
-    assert (
-        "\nok " not in text and "overlay-on-root" not in text and "1 wrong" in text.splitlines()[-1]
-    )
+    assert "\nok " not in text and "overlay-on-root" not in text
+    # Also a kubelet of another test on this machine, which uses another socket, is WRONG.
+    wrong = sum(line.startswith("WRONG ") for line in text.splitlines())
+    assert f"{wrong} wrong" in text.splitlines()[-1]
     assert "ok       overlay-on-root: works on " in run(config, "--all")[1]
 
 
