@@ -27,7 +27,7 @@ async def label(volume: Path) -> None:
     zygote = Zygote([])
     mount = api.Mount(host_path=str(volume), selinux_relabel=True)
     work: Any = SimpleNamespace(
-        services=SimpleNamespace(node=SimpleNamespace(selinux=POLICY), jobs=zygote),
+        services=SimpleNamespace(node=SimpleNamespace(selinux=POLICY), zygote=zygote),
         config=api.ContainerConfig(),
         sandbox=SimpleNamespace(selinux=LABELS),
         requested_mounts=[SimpleNamespace(source=str(volume), request=mount)],
