@@ -76,7 +76,7 @@ async def in_thread(
 
 class Watch:
     """Cancels work that makes no progress for `timeout_s`. Any thread may call `touch`; `arrived`
-    is called on the event loop."""
+    may be called only on the event loop."""
 
     def __init__(
         self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic

@@ -71,13 +71,14 @@ class ServerFile(RecordFile):
 
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
-    """Create and lock the two directories for the `with` block; yield their paths. `Paths.state` is
-    `state`, or the default directory of a previous version as long as it contains pods of this
-    boot.
+    """Create and lock the two directories for the `with` block; yield their paths. The state
+    directory is `state`. If `state` is the default, it is EARLIER_STATE instead while pods of
+    `root` from this boot are there.
 
-    Raises WrongState if another server uses a directory, if this boot's pods belong to another pair
-    of directories, or if a newer version has written the pods. Raises ResourceExhausted on a full
-    disk, KernelError if a directory or a lock file cannot be made for another reason.
+    Raises WrongState if another server uses one of the directories, if pods of this boot belong to
+    one of them together with a third directory, or if a newer version has written the pods. Raises
+    ResourceExhausted on a full disk, KernelError if a directory or a lock file cannot be made for
+    another reason.
     """
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)

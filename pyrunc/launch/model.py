@@ -28,9 +28,10 @@ class Launch(Value):
     - `id`, `bundle` (absolute), `oci_version`, `annotations`, `status`: the container's, for the
       OCI state that hooks and seccomp agents read
     - `container_pid`: for an exec, the container's first process
-    - `cgroup`: the new process's cgroup. None: the runtime's cgroup. For an exec, None: the new
-      process may only be put into the cgroup in `descriptors`, even if the container's first
-      process has moved (`enter_steps`).
+    - `cgroup`, for the first process of a container or pod: its cgroup. None: the process stays in
+      the runtime's cgroup.
+    - `cgroup`, for an exec: set if the new process may follow the container's first process when
+      the kernel refuses the cgroup in `descriptors` (`enter_steps`). None: the exec then fails.
     """
 
     lowered: LoweredProgram

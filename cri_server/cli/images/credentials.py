@@ -120,8 +120,9 @@ def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | No
 
 
 def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
-    """Map each normalized key of a JSON object to the key as written and its value. Of several keys
-    with the same normal form, the one that is written in this form is used, else the first."""
+    """Map the normal form of each key of a JSON object to the key as written and its value. If
+    several keys have the same normal form, use the key that is written in this form; if none is,
+    use the first one."""
     table = table if isinstance(table, dict) else {}
     keys = sorted(table, key=lambda key: key != _normal_key(key))
     return {_normal_key(key): (key, table[key]) for key in reversed(keys)}

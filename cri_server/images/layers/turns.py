@@ -18,8 +18,8 @@ class NoTurn(Exception):
 
 
 class Turns:
-    """A semaphore whose units (turns) can also be borrowed: a task with a borrowed turn is
-    cancelled when another task needs the turn."""
+    """A semaphore of `count` turns. `hold` waits for a turn. `borrow` takes only a free turn, and
+    its task is cancelled when a call of `hold` needs the turn."""
 
     def __init__(self, count: int) -> None:
         self._free = asyncio.Semaphore(count)
@@ -43,8 +43,8 @@ class Turns:
 
     @asynccontextmanager
     async def borrow(self) -> AsyncIterator[None]:
-        """Hold a turn for an optional `with` block, if one is free, or raise NoTurn. When another
-        task needs the turn, the task of this block is cancelled."""
+        """Hold a turn for the `with` block. Raises NoTurn if none is free. When all turns are taken
+        and another task calls `hold`, the task of this block may be cancelled."""
         if self._free.locked():
             raise NoTurn
         await self._free.acquire()
