@@ -63,8 +63,8 @@ class ServerConfig(ConfigTable):
     state: Annotated[
         str,
         at_restart(
-            "A folder on a tmpfs for sockets and files that are valid until the next boot. It "
-            "belongs to `root`: while pods of this boot exist, the server refuses another pair."
+            "A folder on a tmpfs for sockets and files that are valid until the next boot. While "
+            "pods of this boot exist, the server refuses another `state` for the same `root`."
         ),
     ] = DEFAULT_STATE
     log_level: Annotated[
@@ -95,22 +95,22 @@ class NetworkConfig(ConfigTable):
         str,
         explained(
             "The first .conflist, .conf or .json file in this folder, by name, is the network of "
-            "pods. If it has errors, there is no network."
+            "pods. If this file has errors, there is no network."
         ),
     ] = "/etc/cni/net.d"
     bin_dir: Annotated[
         str,
         explained(
             "Folders with executables of CNI plugins, separated by `:`. bridge, host-local, "
-            "loopback and portmap are also built in; an executable of the same name is used "
-            "instead."
+            "loopback and portmap are built in; an executable of the same name in a folder is used "
+            "instead of the built-in plugin."
         ),
     ] = "/opt/cni/bin"
     netns_dir: Annotated[
         str,
         at_restart(
-            "The folder for the names of pods' network namespaces, which plugins get as "
-            "CNI_NETNS. Each name is a bind mount. Add-ons that mount the folder (Cilium, Istio, "
+            "The folder in which the network namespace of each pod has a name, a bind mount. Plugins "
+            "get the path of this name as CNI_NETNS. Add-ons that mount the folder (Cilium, Istio, "
             "multus, Antrea) expect the default, in this spelling."
         ),
     ] = "/var/run/netns"
@@ -194,8 +194,8 @@ class ImagesConfig(ConfigTable):
     keep_blobs: Annotated[
         bool,
         at_restart(
-            "Also store compressed layers beside their tars, for skopeo, which reads them, and to "
-            "push the same bytes again."
+            "Also store the compressed layers. skopeo can then read the images on the disk, and a "
+            "push sends the same bytes again."
         ),
     ] = False
     # msgspec copies an empty list for each instance, unlike a default of a Python function.
@@ -278,8 +278,8 @@ class ContainersConfig(ConfigTable):
         Literal["auto", "always", "never"],
         explained(
             "Raise the oom_score_adj of a container to the server's own if the container's is "
-            "lower. A server without CAP_SYS_RESOURCE cannot set a lower value, so the container "
-            "would not start. auto: raise it if the server lacks the capability."
+            "lower. A server without CAP_SYS_RESOURCE cannot set a value below its own, and such a "
+            "container would not start. auto: raise it if the server lacks the capability."
         ),
     ] = "auto"
     volatile: Annotated[
@@ -322,8 +322,8 @@ class ContainersConfig(ConfigTable):
     device_ownership: Annotated[
         bool,
         explained(
-            "A container's devices belong to its `runAsUser` and `runAsGroup`, where those are "
-            "not 0, instead of the owner of the host's device."
+            "Owner and group of a container's devices are its `runAsUser` and `runAsGroup`, if these "
+            "are not 0. false: owner and group of the host's device."
         ),
     ] = False
     pod_annotations: Annotated[
@@ -343,8 +343,8 @@ class ContainersConfig(ConfigTable):
     cgroup_writable: Annotated[
         bool,
         explained(
-            "Containers that are not privileged may write to their cgroup too, so that systemd in "
-            "a container can create cgroups below it. They cannot change their own limits."
+            "Containers that are not privileged may also write to their cgroup, so that systemd in "
+            "a container can create cgroups below it. A container cannot change its own limits."
         ),
     ] = False
     privileged_without_host_devices: Annotated[
@@ -379,7 +379,7 @@ class ContainersConfig(ConfigTable):
         list[str],
         explained(
             "Folders in which device drivers describe their devices (CDI). If two folders "
-            "describe one device, the later folder counts."
+            "describe one device, the folder that is later in the list counts."
         ),
     ] = msgspec.field(default_factory=lambda: ["/etc/cdi", "/run/cdi"])
     foreign_path_timeout_s: Annotated[

@@ -30,7 +30,7 @@ GAUGES: dict[str, tuple[str, Labels]] = {
     "pyrunc_operations_running": ("Operations on pods and containers that are running.", ()),
     "pyrunc_sandboxes": ("Sandboxes by state.", ("state",)),
     "pyrunc_containers": ("Containers by state.", ("state",)),
-    "pyrunc_shims": ("Shims by whether they answer.", ("state",)),
+    "pyrunc_shims": ("Pods by whether their shim answers.", ("state",)),
     "pyrunc_zygote_up": ("Whether the zygote runs, which forks shims and jobs.", ("role",)),
     "pyrunc_keeper_up": ("Whether the keeper runs, with which pods outlive their shims.", ()),
     "pyrunc_sessions": ("Open streaming sessions.", ("kind",)),
