@@ -109,9 +109,9 @@ class NetworkConfig(ConfigTable):
     netns_dir: Annotated[
         str,
         at_restart(
-            "The folder in which the network namespace of each pod has a name, a bind mount. Plugins "
-            "get the path of this name as CNI_NETNS. Add-ons that mount the folder (Cilium, Istio, "
-            "multus, Antrea) expect the default, in this spelling."
+            "The folder in which the network namespace of each pod has a name, a bind mount. "
+            "Plugins get the path of this name as CNI_NETNS. Add-ons that mount the folder "
+            "(Cilium, Istio, multus, Antrea) expect the default, in this spelling."
         ),
     ] = "/var/run/netns"
     builtin: Annotated[
@@ -322,8 +322,8 @@ class ContainersConfig(ConfigTable):
     device_ownership: Annotated[
         bool,
         explained(
-            "Owner and group of a container's devices are its `runAsUser` and `runAsGroup`, if these "
-            "are not 0. false: owner and group of the host's device."
+            "Owner and group of a container's devices are its `runAsUser` and `runAsGroup`, if "
+            "these are not 0. false: owner and group of the host's device."
         ),
     ] = False
     pod_annotations: Annotated[
