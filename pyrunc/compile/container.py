@@ -24,7 +24,13 @@ from pyrunc.compile.descriptors import (
 )
 from pyrunc.compile.idmaps import maps_of_namespace
 from pyrunc.compile.requests import CgroupChoice, keyring_name
-from pyrunc.compile.sources import open_devices, open_root, open_sources, pinned_trees
+from pyrunc.compile.sources import (
+    binds_in_root,
+    open_devices,
+    open_root,
+    open_sources,
+    pinned_trees,
+)
 from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
@@ -198,7 +204,7 @@ def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts
     files."""
     spec = request.spec
     open_root(request, descriptors)
-    in_root = _binds_in_root(request)
+    in_root = binds_in_root(request)
     own_binds = rootfs_probe.resolve_binds(spec, request.sources, in_root)
     open_sources(request, descriptors, {*own_binds, *in_root})
     open_devices(spec, descriptors)
@@ -217,15 +223,6 @@ def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts
         request.pivot,
     )
     return facts.replace(root_sources=in_root) if in_root else facts
-
-
-def _binds_in_root(request: CreateRequest) -> dict[int, str]:
-    """Return the result of `rootfs_probe.binds_in_root`; empty for a root that is no directory of
-    the host."""
-    path = getattr(request.rootfs, "path", None)
-    if path is None or request.spec.linux.namespace("mount") is None:
-        return {}
-    return rootfs_probe.binds_in_root(request.spec, request.bundle, path)
 
 
 def preview(request: CreateRequest) -> Plan:

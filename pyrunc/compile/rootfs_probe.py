@@ -16,7 +16,7 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath, open_in_root, read_in_root, resolve
 from pyrunc.plan.model import RootfsFacts
-from pyrunc.plan.mounts import is_plain_bind, may_be_opened_inside, normal
+from pyrunc.plan.mounts import may_be_opened_inside, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,34 +41,6 @@ def may_be_made_inside(mount: Mount, spec: Spec) -> bool:
     if spec.linux.namespace("mount") is None or spec.hooks.create_container:
         return False
     return may_be_opened_inside(mount, spec.linux)
-
-
-def binds_in_root(spec: Spec, bundle: str, root_path: str) -> dict[int, str]:
-    """Return the bind mounts whose source is in the container's root directory, above or below an
-    earlier mount, by their index in the spec's mounts: the source's path in the root. `root_path`:
-    the root directory, relative to `bundle`.
-
-    Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
-    order of the mounts. runc opens the path on the host, where a link in the container's files may
-    lead out of the root. So the process resolves it in the root instead.
-
-    The paths are compared as text. Id-mapped binds are left out: a process in a user namespace may
-    not map them.
-    """
-    root = os.path.join(bundle, root_path)
-    roots = [f"{normal(path)}/" for path in dict.fromkeys((root, os.path.realpath(root)))]
-    binds: dict[int, str] = {}
-    earlier: list[str] = []
-    for i, mount in enumerate(spec.mounts):
-        if is_plain_bind(mount) and earlier:
-            path = f"{normal(os.path.join(bundle, mount.source))}/"
-            inside = next((path[len(place) - 1 :] for place in roots if path.startswith(place)), "")
-            if inside and any(
-                inside.startswith(place) or place.startswith(inside) for place in earlier
-            ):
-                binds[i] = inside.rstrip("/") or "/"
-        earlier.append(f"{normal(mount.destination)}/")
-    return binds
 
 
 def resolve_binds(

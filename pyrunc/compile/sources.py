@@ -34,7 +34,7 @@ from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.launch import pinned
 from pyrunc.plan import devices
-from pyrunc.plan.mounts import MountOptions, copies_up, is_bind, is_tree
+from pyrunc.plan.mounts import MountOptions, copies_up, is_bind, is_plain_bind, is_tree, normal
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -257,6 +257,37 @@ def _explain_refusal(path: str) -> str:
     if mount is not None and mount.kind == "tmpfs":
         return "a tmpfs takes no idmapped mounts before Linux 6.3"
     return "the filesystem may not support idmapped mounts"
+
+
+def binds_in_root(request: CreateRequest) -> dict[int, str]:
+    """Return the bind mounts whose source is in the container's root directory, above or below an
+    earlier mount, by their index in the spec's mounts: the source's path in the root. Empty for a
+    root that is no directory of the host.
+
+    Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
+    order of the mounts. runc opens the path on the host, where a link in the container's files may
+    lead out of the root. So the process resolves it in the root instead.
+
+    The paths are compared as text. Id-mapped binds are left out: a process in a user namespace may
+    not map them.
+    """
+    spec, rootfs = request.spec, request.rootfs
+    if not isinstance(rootfs, Directory) or spec.linux.namespace("mount") is None:
+        return {}
+    root = os.path.join(request.bundle, rootfs.path)
+    roots = [f"{normal(path)}/" for path in dict.fromkeys((root, os.path.realpath(root)))]
+    binds: dict[int, str] = {}
+    earlier: list[str] = []
+    for i, mount in enumerate(spec.mounts):
+        if is_plain_bind(mount) and earlier:
+            path = f"{normal(os.path.join(request.bundle, mount.source))}/"
+            inside = next((path[len(place) - 1 :] for place in roots if path.startswith(place)), "")
+            if inside and any(
+                inside.startswith(place) or place.startswith(inside) for place in earlier
+            ):
+                binds[i] = inside.rstrip("/") or "/"
+        earlier.append(f"{normal(mount.destination)}/")
+    return binds
 
 
 def open_sources(

@@ -264,6 +264,6 @@ def test_a_container_can_have_more_mounts_than_a_message_has_descriptors(
         mount.gidMappings.extend(MAPPING)
     before = sorted(open_files(server))
     mapped = container_config(server, *mounts, name="mapped")
-    assert "more than 249" in message_of(lambda: server.create(pod, mapped))
+    assert "the limit is 249" in message_of(lambda: server.create(pod, mapped))
     assert code_of(lambda: server.create(pod, mapped)) == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert wait_until(lambda: sorted(open_files(server)) == before, 30)

@@ -34,7 +34,9 @@ class Log:
         """Return the records of the log, without the doctor's results about this machine, which
         come some time after the start."""
         records = [json.loads(line) for line in self.text().splitlines()]
-        return [record for record in records if record["logger"] != "cri_server.doctor.examine"]
+        return [
+            record for record in records if not record["logger"].startswith("cri_server.doctor.")
+        ]
 
     def wait(self, message: str) -> dict[str, Any]:
         """Return the first record with this message, which may be written after the call that

@@ -3,6 +3,8 @@ places, and refusals."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +180,15 @@ def test_read_only_and_masked_paths_are_protected(runtime: Runtime) -> None:
     assert [line.rpartition(": ")[2] for line in lines] == ["Read-only file system"] * 2
 
 
+@pytest.fixture
+def mount_points(runtime: Runtime) -> Iterator[None]:
+    """Remove the mount points below /mnt that a runtime makes in the root directory, which other
+    tests use, too."""
+    yield
+    shutil.rmtree(runtime.rootfs / "mnt", ignore_errors=True)
+
+
+@pytest.mark.usefixtures("mount_points")
 def test_a_bind_of_a_path_in_the_root_shows_earlier_mounts(runtime: Runtime, data: Path) -> None:
     """runc opens sources in the order of the mounts; its own tests build such trees."""
     (data / "link").symlink_to("/../../sub")
@@ -185,30 +196,23 @@ def test_a_bind_of_a_path_in_the_root_shows_earlier_mounts(runtime: Runtime, dat
     root = runtime.rootfs
     mounts = [
         bind(data, "/tmp"),
-        bind(root / "tmp", "/home"),
+        bind(root / "tmp", "/mnt/home"),
         {**bind(root / "tmp/file", "/mnt/file"), "options": ["bind"]},
         bind(root / "tmp/sub", "/tmp/sub/deep"),
         bind(root / "./tmp/../tmp/sub", str(root / "mnt/all")),
         {**bind(root, "/mnt/root"), "options": ["rbind", "ro"]},
     ]
     script = (
-        "cat /home/file /mnt/file /tmp/sub/deep/inner /mnt/all/deep/inner"
+        "cat /mnt/home/file /mnt/file /tmp/sub/deep/inner /mnt/all/deep/inner"
         " /mnt/root/tmp/sub/deep/inner; touch /mnt/root/x 2>&1; ls /proc/self/fd"
     )
-    try:
-        result = run(runtime, script, *mounts).ok().out.split("\n")
-        assert result[:5] == ["content", "content", "inner", "inner", "inner"]
-        assert "Read-only" in result[5]
-        assert result[6:] == ["0", "1", "2", "3", ""]
-    finally:
-        for name in ("mnt/file", "mnt/all", "mnt/root", "mnt"):
-            place = root / name
-            if place.is_dir():
-                place.rmdir()
-            else:
-                place.unlink(missing_ok=True)
+    result = run(runtime, script, *mounts).ok().out.split("\n")
+    assert result[:5] == ["content", "content", "inner", "inner", "inner"]
+    assert "Read-only" in result[5]
+    assert result[6:] == ["0", "1", "2", "3", ""]
 
 
+@pytest.mark.usefixtures("mount_points")
 def test_a_link_cannot_lead_a_bind_of_a_path_in_the_root_out_of_it(
     runtime: Runtime, data: Path
 ) -> None:
@@ -216,9 +220,9 @@ def test_a_link_cannot_lead_a_bind_of_a_path_in_the_root_out_of_it(
     if not runtime.is_pyrunc:
         pytest.skip("the reference follows the link")
     (data / "out").symlink_to("/")
-    mounts = [bind(data, "/tmp"), bind(runtime.rootfs / f"tmp/out/{data}", "/home")]
-    run(runtime, "cat /home/file", *mounts).fails("no such file")
-    mounts[1] = bind(runtime.rootfs / "tmp/out/etc", "/home")
-    assert run(runtime, "cat /home/passwd", *mounts).ok().out == (
+    mounts = [bind(data, "/tmp"), bind(runtime.rootfs / f"tmp/out/{data}", "/mnt/home")]
+    run(runtime, "cat /mnt/home/file", *mounts).fails("no such file")
+    mounts[1] = bind(runtime.rootfs / "tmp/out/etc", "/mnt/home")
+    assert run(runtime, "cat /mnt/home/passwd", *mounts).ok().out == (
         (runtime.rootfs / "etc/passwd").read_text()
     )
