@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cri_server.app import JOB_MODULES
+from tests.support.sources import python_files
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +33,7 @@ ONLY_IN_KERNEL = {"ctypes"}
 
 
 def modules(package: str) -> Iterator[tuple[str, Path]]:
-    for path in sorted((ROOT / package).rglob("*.py")):
+    for path in python_files(ROOT / package):
         if "api" in path.parts or "__pycache__" in path.parts:
             continue
         yield ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"), path

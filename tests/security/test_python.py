@@ -19,6 +19,7 @@ import pytest
 
 import pyrunc
 from tests.security.attack import refused
+from tests.support.sources import python_files
 from tests.system.console import receive_terminal
 from tests.system.harness import Runtime
 
@@ -144,7 +145,7 @@ def test_the_interpreter_runs_in_isolated_mode(runtime: Runtime) -> None:
     if first.startswith(b"#!"):
         flags = first.split()[1]
         assert flags.startswith(b"-") and b"I" in flags and b"S" in flags
-    for path in (program, *PACKAGE.rglob("*.py"), *(PACKAGE / "native").iterdir()):
+    for path in (program, *python_files(PACKAGE), *(PACKAGE / "native").iterdir()):
         status = path.stat()
         assert status.st_uid == 0 and not status.st_mode & 0o022, path
 

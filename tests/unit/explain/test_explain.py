@@ -17,6 +17,7 @@ from cri_server.images.layers.incoming import DigestMismatch
 from cri_server.rpc import codes
 from pyrunc import errors
 from pyrunc.errors import InvalidSpec, KernelError, NotFound, error_of
+from tests.support.sources import python_files
 
 ROOT = Path(__file__).parents[3]
 
@@ -26,7 +27,7 @@ def error_classes() -> set[str]:
     sources."""
     bases: dict[str, tuple[str, list[str]]] = {}
     for package in ("pyrunc", "cri_server", "cni_plugins"):
-        for path in (ROOT / package).rglob("*.py"):
+        for path in python_files(ROOT / package):
             if "api" not in path.parts:
                 module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(
                     ".__init__"
