@@ -216,7 +216,9 @@ class Http2Connection:
         if len(block.data) > limits.header_block_bytes or block.count > limits.header_frames:
             raise Broken(
                 ErrorCode.ENHANCE_YOUR_CALM,
-                f"headers of {len(block.data)} bytes in {block.count} frames",
+                f"a header block of {len(block.data)} bytes in {block.count} frames is too large;"
+                f" the limits are {limits.header_block_bytes} bytes and {limits.header_frames}"
+                " frames",
             )
         if flags & frames.END_HEADERS:
             self._block = None

@@ -379,8 +379,8 @@ class ImageService:
                 )
 
     def _named(self, reference: str) -> tuple[Image, Name]:
-        """Return the image that `reference` leads to, and the Name that equals `reference`, else
-        the image's first Name. Raises NotFound."""
+        """Return the image that `reference` leads to, and one of its names: the one that
+        `reference` spells, or the first one if `reference` is an id. Raises NotFound."""
         catalog = self._store.catalog
         image = catalog.find(reference)
         if image is None:

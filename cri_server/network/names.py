@@ -83,8 +83,8 @@ class NamespaceNames:
 
 
 def remove(path: str) -> None:
-    """Unmount and unlink the name at `path`; does nothing if there is none. After a reboot the name
-    is a plain file, which is unlinked. Raises KernelError."""
+    """Unmount the network namespace that is bound at `path`, and unlink the file. After a reboot
+    only the file is left. Does nothing if there is none. Raises KernelError."""
     # In a loop, because mounts may lie on each other. UMOUNT_NOFOLLOW: a link in the folder must
     # not lead to another mount.
     while os.path.lexists(path):

@@ -1,5 +1,5 @@
-"""Runs commands on a container that exists only as a state file, before the snapshot of the
-interpreter is taken.
+"""Rehearses commands: runs them on a container that exists only as a state file, before the
+snapshot of the interpreter is taken.
 
 In a first run CPython specialises code for the types that it meets (PEP 659) and fills its cache of
 attributes, and modules fill their tables. The snapshot then contains the results. Otherwise each
@@ -150,7 +150,7 @@ def _wait_for_start(folder: str, start: Callable[[], int]) -> None:
 
 
 def _use_marshal() -> None:
-    """Make `jsontext` use marshal for the rehearsal, because the C module of JSON is a shared
+    """Make `jsontext` use marshal while commands are rehearsed. The C module of JSON is a shared
     object, which cannot be in the snapshot."""
 
     def scan(text: str, start: int) -> tuple[Any, int]:

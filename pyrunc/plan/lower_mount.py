@@ -122,8 +122,8 @@ def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
 
 
 def _clone_in_root(low: Lowering, op: m.MountTree) -> None:
-    """Emit a bind of a path in the container's root, which the program resolves after the earlier
-    mounts and without leaving the root."""
+    """Emit a bind whose source is a path in the container's root. The program resolves the path
+    when it runs: the path may lead into earlier mounts, but not out of the root."""
     a, folder, done = low.a, low.a.label(), low.a.label()
     place = low.beneath(op.source.lstrip("/") or ".")
     flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)

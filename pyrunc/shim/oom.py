@@ -66,8 +66,9 @@ class KillCounts:
         return True
 
     def _may_be_of_another(self, parent: str) -> bool:
-        """Return whether a kill below `parent` may belong to another container's cgroup. That is a
-        removed cgroup of this pod, or a cgroup of another pod, if pods share the parent."""
+        """Return whether an OOM kill counted in `parent` may have been in another container: one of
+        this pod, whose cgroup is removed but whose kills are not counted yet, or one of another
+        pod, if pods share `parent`."""
         if any(_is_removed(group, parent) for group in self._open):
             return True
         return not set(cgroup.children(parent)) <= self._open
