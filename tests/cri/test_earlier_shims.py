@@ -27,7 +27,10 @@ server = server_fixture("function", module=EARLIER)
 def upgrade(server: Server, module: str = THIS) -> None:
     """Kill the server of the version before, and start today's over its pods."""
     server.kill()
-    shutil.rmtree(server.state / "shims")  # the version before has no such folder
+    # The version before has no such folder. The shims in it end without their server, and remove
+    # their files meanwhile.
+    folder = server.state / "shims"
+    assert wait_until(lambda: shutil.rmtree(folder, ignore_errors=True) or not folder.exists(), 10)
     assert not keeper_pid(server.state)
     server.module = module
     server.start()
