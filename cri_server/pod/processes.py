@@ -97,20 +97,20 @@ class ShimProcesses:
         output that it has read. It is killed if it does not know this request or has not ended
         after `ANSWER_S`. Return whether the shim was ended: not if it cannot write a log, because
         the output would be lost."""
-        folder = self._outdated.pop(process, None)
+        folder = self._outdated.get(process)
         if folder is not None:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     await self._end(process, folder)
             except ResourceExhausted as error:
                 log.warning("shim %d of another version continues: %s", process.pid, error)
-                self._outdated[process] = folder
                 return False
             except (Error, TimeoutError) as error:
                 why = error or "it does not end"
                 log.warning("shim %d is killed, output may be lost: %s", process.pid, why)
         orphans.kill_process(process)
         if folder is not None:
+            del self._outdated[process]
             await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
         return True
 

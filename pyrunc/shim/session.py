@@ -20,7 +20,7 @@ import time
 from pyrunc import atomic_file, ipc
 from pyrunc.errors import Error, WrongState, to_error
 from pyrunc.kernel import terminal
-from pyrunc.kernel.fd import closing_fd, duplicates
+from pyrunc.kernel.fd import close_all, closing_fd, duplicates
 from pyrunc.kernel.pipe import unread_bytes
 from pyrunc.shim import messages, tree
 from pyrunc.shim.log_file import LogFile
@@ -446,20 +446,18 @@ class ProcessPipes:
         """Open the pipes. Raises OSError."""
         self._null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
         self.stdin = self.stdout = self.stderr = -1
-        self.stdio = (self._null, self._null, self._null)
+        their_stdin = their_stdout = their_stderr = self._null
         try:
             if stdin:
-                theirs, self.stdin = os.pipe2(os.O_CLOEXEC)
-                self.stdio = (theirs, self._null, self._null)
+                their_stdin, self.stdin = os.pipe2(os.O_CLOEXEC)
             if stdout:
-                self.stdout, theirs = os.pipe2(os.O_CLOEXEC)
-                self.stdio = (self.stdio[0], theirs, self._null)
+                self.stdout, their_stdout = os.pipe2(os.O_CLOEXEC)
             if stderr:
-                self.stderr, theirs = os.pipe2(os.O_CLOEXEC)
-                self.stdio = (self.stdio[0], self.stdio[1], theirs)
+                self.stderr, their_stderr = os.pipe2(os.O_CLOEXEC)
         except OSError:
-            self.close()
+            close_all({their_stdin, their_stdout, their_stderr, self._null, *self.ours()})
             raise
+        self.stdio = (their_stdin, their_stdout, their_stderr)
 
     def ours(self) -> list[int]:
         """Return our ends that exist, in the order stdin, stdout, stderr."""

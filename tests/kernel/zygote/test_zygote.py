@@ -18,7 +18,7 @@ import pytest
 import pytest_asyncio
 
 from cri_server.zygote import jobs
-from cri_server.zygote.client import Zygote
+from cri_server.zygote.client import JobResult, Zygote
 from cri_server.zygote.peer import wait_answer
 from cri_server.zygote.workers import Workers
 from pyrunc import ipc
@@ -267,13 +267,21 @@ async def test_the_jobs_of_a_killed_zygote_end_and_the_zygote_is_replaced(zygote
     assert zygote.pid not in (None, first)
 
 
-async def test_a_job_continues_when_its_zygote_is_replaced(zygote: Zygote, tmp_path: Path) -> None:
-    old, go = zygote.pid, tmp_path / "go"
+async def replaced_with_a_job(zygote: Zygote, go: Path) -> tuple[int, asyncio.Task[JobResult]]:
+    """Replace the zygote while it has a job that reads the pipe `go`. Return the old zygote's pid
+    and the job."""
+    old = zygote.pid
     assert old is not None
     os.mkfifo(go)
     job = asyncio.create_task(zygote.run(f"{HERE}:read", Question(file=str(go))))
     assert await asyncio.to_thread(wait_until, lambda: children(old), TIMEOUT_S)
     await zygote.renew()
+    return old, job
+
+
+async def test_a_job_continues_when_its_zygote_is_replaced(zygote: Zygote, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    old, job = await replaced_with_a_job(zygote, go)
     assert zygote.pid not in (None, old)
     assert (await zygote.run(f"{HERE}:leave")).exit_code == 7
     await asyncio.to_thread(go.write_text, "go on")
@@ -284,12 +292,7 @@ async def test_a_job_continues_when_its_zygote_is_replaced(zygote: Zygote, tmp_p
 async def test_a_replaced_zygote_that_has_jobs_ends_with_the_server(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    old, go = zygote.pid, tmp_path / "go"
-    assert old is not None
-    os.mkfifo(go)
-    job = asyncio.create_task(zygote.run(f"{HERE}:read", Question(file=str(go))))
-    assert await asyncio.to_thread(wait_until, lambda: children(old), TIMEOUT_S)
-    await zygote.renew()
+    old, job = await replaced_with_a_job(zygote, tmp_path / "go")
     await zygote.close()
     with pytest.raises(Unavailable):
         await job
