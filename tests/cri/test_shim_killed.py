@@ -40,11 +40,10 @@ own_server = server_fixture("function", network=False)
 @contextlib.contextmanager
 def stopped_at(pids: set[int], call: str, when: str) -> Iterator[None]:
     """Stop the processes and their forks at their first such system call, before it (`enter`) or
-    after it (`exit`), until the end of the block, also when they are killed. Of mkdir it is the
-    second call, because the first one makes the parent of all groups."""
+    after it (`exit`), until the end of the block, also when they are killed."""
     attached = [word for pid in pids for word in ("-p", str(pid))]
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
-    inject = ["-e", f"inject={call}:delay_{when}={STOPPED_US}:when={1 + (call == 'mkdir')}"]
+    inject = ["-e", f"inject={call}:delay_{when}={STOPPED_US}:when=1"]
     with subprocess.Popen([*command, *inject, *attached], stderr=subprocess.DEVNULL) as tracer:
         try:
             assert wait_until(lambda: all(traced(pid) for pid in pids), 30), "strace did not attach"
@@ -112,7 +111,7 @@ def test_a_shim_killed_while_making_a_cgroup_leaves_nothing(server: Server) -> N
     shim = shim_pid(server, pod)
     folders = server.state / "containers"
     with ThreadPoolExecutor(1) as pool:
-        with stopped_at({shim}, "mkdir", "exit"):
+        with stopped_at({shim}, "mkdir", "exit"):  # the parent group exists: one call
             creating = pool.submit(code_of, lambda: server.create(pod))
             assert wait_until(
                 lambda: any(exist(groups(server, name)) for name in os.listdir(folders)), 30, 0.001

@@ -27,6 +27,7 @@ NODE_IP, OUTSIDE_IP = "198.18.77.1", "198.18.77.254"
 REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5002", "127.0.0.1:5001"
 POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 """The first node's, of the ranges that the controller manager shares out."""
+DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")  # kubelet has no option for it
 
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:
@@ -145,13 +146,19 @@ class Node:
             self.switch.remove()
 
     def make_mounts(self, hidden: Iterable[Path]) -> None:
-        """Make a private mount namespace for the node, with nothing in the folders `hidden`."""
+        """Make a private mount namespace for the node, with nothing in the folders `hidden`.
+
+        Each node has its own folder of device plugins. If two kubelets that start at once shared
+        it, the second one would find the first one's socket there and exit.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        DEVICE_PLUGINS.mkdir(parents=True, exist_ok=True)
         hide = [f"mount -t tmpfs -o ro,size=4k hidden {shlex.quote(str(path))}" for path in hidden]
         script = " && ".join(
             [
                 "mount --make-rshared /",
                 *hide,
+                f"mount -t tmpfs -o size=1m,mode=755 device-plugins {DEVICE_PLUGINS}",
                 f"echo > {self.folder}/mounted",
                 "exec sleep infinity",
             ]
