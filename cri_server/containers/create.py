@@ -17,7 +17,6 @@ from cri_server.config import handlers
 from cri_server.config.model import ContainersConfig, RuntimeConfig
 from cri_server.containers import (
     anonymous_volumes,
-    host_paths,
     image_volumes,
     launch,
     placeholder_mounts,
@@ -571,7 +570,7 @@ async def write_bundle(context: CreateContext) -> None:
         restore=restore_folders,
         places=places,
     )
-    context.binds = host_binds.of(spec, launch_file, host_paths.own_folders(context.services))
+    context.binds = host_binds.of(spec, launch_file, launch.own_folders(context.services))
     try:
         atomic_file.write_json(str(folder / host_binds.CONFIG), spec)
         launch_file.write(folder)

@@ -1,21 +1,27 @@
-"""Prepares a container's launch: the shim compiles it at CreateContainer and executes it at
-StartContainer.
+"""Prepares a container's launch: opens the host paths of its binds, and has the shim compile it at
+CreateContainer. The shim executes it at StartContainer.
 
 Errors of the configuration are thus reported by CreateContainer, and little work is left for the
 start. A launch is derived from files on disk: the start compiles it again if its shim or its cgroup
 is gone.
+
+CreateContainer opens the request's host paths when it looks them up, and here those that CDI and
+NRI plugins add. When the start compiles a launch again, all paths are opened again, as listed in
+the container's files.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
-from cri_server.containers import host_paths
 from cri_server.pod import orphans
 from cri_server.services import Services
+from cri_server.spec import host_binds
 from cri_server.spec.host_binds import HostBind
 from cri_server.spec.open_sources import OpenSources
+from cri_server.spec.sources import run_with_deadline
 from cri_server.store.model import Container, Sandbox
 from pyrunc.cgroups.limits import CANNOT_SET, NOT_ON_THE_TREE
 from pyrunc.errors import Unsupported
@@ -51,9 +57,9 @@ async def prepare(
     pods. Raises Error."""
     folder = services.paths.container_state(container.id)
     mounted = await services.images.mounts([container.image_id, *container.mounted_images.values()])
-    binds = await host_paths.open_all(services, folder, open_sources, binds)
+    binds = await _open_all(services, folder, open_sources, binds)
     images = {mount.index: mount.fd for mount in mounted}
-    source_fds = host_paths.descriptors(binds, open_sources)
+    source_fds = _descriptors(binds, open_sources)
     request = messages.CreateContainer(
         container.id,
         images=list(images),
@@ -81,3 +87,52 @@ async def drop(services: Services, container: Container) -> None:
         await pod.drop(container)
     elif container.process is None:
         await orphans.kill_group(container.cgroups_path, container.id)
+
+
+def own_folders(services: Services) -> tuple[str, str]:
+    """Return the server's root and state directories. Sources of binds below them are the server's
+    own files, not host paths of the request."""
+    return str(services.paths.root), str(services.paths.state)
+
+
+async def _open_all(
+    services: Services, folder: Path, open_sources: OpenSources, binds: Sequence[HostBind] | None
+) -> Sequence[HostBind]:
+    """Open the sources of `binds` that `open_sources` lacks, in a thread with a deadline, and
+    return the binds. If `binds` is None, read them from the files in the container's `folder`.
+
+    Raises DeadlineExceeded naming the path, KernelError, DamagedRecord, InvalidSpec.
+    """
+    timeout_s = services.config.containers.foreign_path_timeout_s
+    if binds is None:
+        own_prefixes = own_folders(services)
+        return await run_with_deadline(
+            timeout_s, open_sources.subject, _read_and_open, folder, own_prefixes, open_sources
+        )
+    missing = [bind for bind in binds if bind.source not in open_sources.fds]
+    if missing:
+        await run_with_deadline(timeout_s, open_sources.subject, _open, missing, open_sources)
+    return binds
+
+
+def _descriptors(binds: Sequence[HostBind], open_sources: OpenSources) -> dict[str, int]:
+    """Return the descriptors that the shim needs, by path. Paths that the container's process can
+    open itself are left out."""
+    return {
+        bind.source: open_sources.fds[bind.source]
+        for bind in binds
+        if not (bind.made_inside and open_sources.facts[bind.source].is_in_every_namespace)
+    }
+
+
+def _read_and_open(
+    folder: Path, own_prefixes: tuple[str, str], open_sources: OpenSources
+) -> list[HostBind]:
+    binds = host_binds.read(folder, own_prefixes)
+    _open(binds, open_sources)
+    return binds
+
+
+def _open(binds: Sequence[HostBind], open_sources: OpenSources) -> None:
+    for bind in binds:
+        open_sources.open(bind.source, bind.destination, links=bind.links)

@@ -12,10 +12,9 @@ import os
 import threading
 from typing import Self
 
-from pyrunc.compile.bind_source import bind_failed, describe_source, open_source
+from pyrunc.compile.bind_source import BindSource, bind_failed, describe_source, open_source
 from pyrunc.errors import WrongState
 from pyrunc.ipc import close_all
-from pyrunc.plan.bind_source import BindSource
 
 
 class OpenSources:

@@ -1,5 +1,5 @@
-"""Opens the source of a bind mount on the host, once, as an O_PATH descriptor, and determines its
-kind.
+"""Opens the source of a bind mount on the host, once, as an O_PATH descriptor, and reads the facts
+about the source that plans need (`BindSource`).
 
 Storage such as FUSE or NFS may never answer, neither to an open nor to fstat(2) of the open
 descriptor. The command line opens its sources itself. The server opens them for its shims, in a
@@ -15,8 +15,33 @@ from stat import S_ISDIR
 from pyrunc.abi.file import AT_FDCWD, O_CLOEXEC, O_PATH, RESOLVE_NO_SYMLINKS
 from pyrunc.errors import KernelError
 from pyrunc.kernel.path import openat2
-from pyrunc.plan.bind_source import BindSource
 from pyrunc.plan.model import LINK_CAME
+from pyrunc.records import Record
+
+
+class BindSource(Record):
+    """The source of a bind mount. `path`: its real path; `is_our_root`: it is the root directory of
+    our process."""
+
+    path: str
+    is_directory: bool
+    is_our_root: bool = False
+
+    @property
+    def is_in_every_namespace(self) -> bool:
+        """Return whether the container's process, in a copy of our mount namespace, can open the
+        source by its path and bind it. False for:
+
+        - a pipe, which has no path
+        - paths below /proc, where the process sees other files than we do
+        - our own root directory: the process has mounted the container's root there, and would bind
+          that as well
+        """
+        return (
+            self.path.startswith("/")
+            and not self.path.startswith("/proc/")
+            and not self.is_our_root
+        )
 
 
 def open_source(source: str, destination: str, *, links: bool) -> int:

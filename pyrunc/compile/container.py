@@ -34,7 +34,7 @@ from pyrunc.compile.sources import (
 from pyrunc.errors import InvalidSpec
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.launch.model import Launch
-from pyrunc.launch.null import is_null
+from pyrunc.launch.stdio import is_null
 from pyrunc.plan import build as plans
 from pyrunc.plan.lower import lower
 from pyrunc.plan.parent import HOOK_STATE, HOOK_STDERR, ParentOptions
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
+    from pyrunc.compile.bind_source import BindSource
     from pyrunc.compile.image_mount import MountedImage
     from pyrunc.compile.requests import Overlay
     from pyrunc.compile.sources import Directory
     from pyrunc.launch.run import ChildProcess
-    from pyrunc.plan.bind_source import BindSource
     from pyrunc.plan.model import LoadFilter, Plan, RootfsFacts
     from pyrunc.spec.model import Spec
     from pyrunc.undo import Undo

@@ -22,7 +22,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from pyrunc.plan.bind_source import BindSource
+    from pyrunc.compile.bind_source import BindSource
     from pyrunc.spec.model import IdMap, Mount, Process, Spec
 
 # Folders that every image has as plain directories, or that lie in mounts of ours; others are

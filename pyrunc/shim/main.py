@@ -12,7 +12,7 @@ import sys
 from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # type: ignore[import-not-found]
 
 from pyrunc.kernel import bpf, inherited, reaper
-from pyrunc.launch import null
+from pyrunc.launch import stdio
 from pyrunc.program import launch
 from pyrunc.shim.messages import LOG, Arguments
 from pyrunc.shim.pods import ShimPods
@@ -47,7 +47,7 @@ def main(arguments: Message, fds: list[int]) -> None:
     _lower_oom_score()
     _log_to(f"{parsed.folder}/{LOG}")
     reaper.set_child_subreaper()  # not inherited: PR_SET_CHILD_SUBREAPER(2const)
-    null.prepare()  # forks inherit it
+    stdio.prepare_nulls()  # forks inherit it
     bpf.cache_programs()
     starter: Starter = _named(parsed.starter) if parsed.starter else Starter(parsed.oom_score_adj)
     listener, client = fds

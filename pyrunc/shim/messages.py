@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import time
 
-from pyrunc.plan.bind_source import BindSource
+from pyrunc.compile.bind_source import BindSource
 from pyrunc.records import Record, Request
 
 TYPE_CHECKING = False

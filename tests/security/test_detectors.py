@@ -150,7 +150,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
     "the shim opens host paths again": (
         [
             (
-                "cri_server/containers/host_paths.py",
+                "cri_server/containers/launch.py",
                 "for bind in binds\n        if not (bind.made_inside",
                 "for bind in ()\n        if not (bind.made_inside",
             ),
