@@ -69,3 +69,36 @@ def test_the_readme_names_the_code() -> None:
 def test_the_changelog_begins_with_the_codes_version() -> None:
     headings = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.M)
     assert headings[0] == pyrunc.__version__
+
+
+CALLS = ("RunPodSandbox", "CreateContainer", "StartContainer", "ExecSync")
+MOST_FILES = 20
+
+
+def traced_section() -> str:
+    text = (ROOT / "README.md").read_text()
+    return text.split("## One RunPodSandbox, traced\n")[1].split("\n## ")[0]
+
+
+def files_of(call: str) -> tuple[list[str], int]:
+    """Return the files that the README lists for a call, from the root of the project, and the
+    number in the row's last cell."""
+    row = next(line for line in traced_section().splitlines() if line.startswith(f"| {call} |"))
+    _, _, server, shim, then, count, _ = row.split("|")
+    cells = (("cri_server", server), ("pyrunc", shim), ("cri_server", then))
+    files = [f"{top}/{name}" for top, cell in cells for name in named_sources(cell)]
+    return files, int(count)
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_each_call_can_be_followed_through_a_few_files(call: str) -> None:
+    files, count = files_of(call)
+    assert count == len(files) == len(set(files)) <= MOST_FILES
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+
+
+def test_the_walk_through_run_pod_sandbox_names_the_files_of_the_list() -> None:
+    walk = traced_section().strip().split("\n\n")[0]
+    named = {Path(name).name for name in named_sources(walk)}
+    files, _ = files_of("RunPodSandbox")
+    assert [name for name in files if Path(name).name not in named] == []
