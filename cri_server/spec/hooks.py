@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,42 +38,38 @@ class _When(msgspec.Struct, forbid_unknown_fields=True):
     commands: list[str] | None = None
     has_bind_mounts: bool | None = msgspec.field(default=None, name="hasBindMounts")
 
+    def patterns(self) -> Iterator[str]:
+        """Yield all regular expressions."""
+        yield from self.commands or ()
+        for pair in (self.annotations or {}).items():
+            yield from pair
 
-class _HookFile(msgspec.Struct):
-    version: Literal["1.0.0"]
-    hook: _Entry
-    when: _When
-    stages: list[Stage]
-
-
-@dataclass(frozen=True, slots=True)
-class ConfiguredHook:
-    """The content of a hook file. `entry`: the OCI hook; `stages`: the OCI stages that run the
-    hook. The other fields are conditions, None where the file does not set them."""
-
-    entry: dict[str, Any]
-    stages: tuple[str, ...]
-    always: bool | None = None
-    annotations: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] | None = None
-    commands: tuple[re.Pattern[str], ...] | None = None
-    has_bind_mounts: bool | None = None
-
-    def is_for(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
-        """Return whether the hook applies to a container: it has conditions, and all of them are
-        met."""
+    def are_met(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
+        """Return whether there are conditions, and a container meets all of them."""
         results: list[bool] = []
         if self.always is not None:
             results.append(self.always)
         if self.annotations is not None:
             pairs = annotations.items()
             results += [
-                any(k.search(n) and v.search(t) for n, t in pairs) for k, v in self.annotations
+                any(re.search(key, name) and re.search(value, text) for name, text in pairs)
+                for key, value in self.annotations.items()
             ]
         if self.commands is not None:
-            results.append(any(pattern.search(command) for pattern in self.commands))
+            results.append(any(re.search(pattern, command) for pattern in self.commands))
         if self.has_bind_mounts is not None:
             results.append(not self.has_bind_mounts or bind_mounts)
         return bool(results) and all(results)
+
+
+class ConfiguredHook(msgspec.Struct):
+    """The content of a hook file. `hook`: the OCI hook; `when`: its conditions; `stages`: the OCI
+    stages that run the hook."""
+
+    version: Literal["1.0.0"]
+    hook: _Entry
+    when: _When
+    stages: list[Stage]
 
 
 def read(folders: Sequence[str]) -> list[ConfiguredHook]:
@@ -101,27 +96,14 @@ def _read(path: Path) -> ConfiguredHook:
             content = file.read(SIZE_LIMIT_BYTES + 1)
         if len(content) > SIZE_LIMIT_BYTES:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
-        hook_file = typed.decode(content, _HookFile)
-        if not hook_file.hook.path.startswith("/"):
-            raise ValueError(f"hook.path {hook_file.hook.path!r} is not absolute")
-        return _hook(hook_file)
+        configured = typed.decode(content, ConfiguredHook)
+        if not configured.hook.path.startswith("/"):
+            raise ValueError(f"hook.path {configured.hook.path!r} is not absolute")
+        for pattern in configured.when.patterns():
+            re.compile(pattern)
+        return configured
     except (OSError, ValueError, RecursionError, re.error) as error:
         raise WrongState(f"hook {path}: {error}") from None
-
-
-def _hook(file: _HookFile) -> ConfiguredHook:
-    entry = {key: value for key, value in msgspec.to_builtins(file.hook).items() if value}
-    when = file.when
-    return ConfiguredHook(
-        entry=entry,
-        stages=tuple(dict.fromkeys(file.stages)),
-        always=when.always,
-        annotations=None
-        if when.annotations is None
-        else tuple((re.compile(key), re.compile(value)) for key, value in when.annotations.items()),
-        commands=None if when.commands is None else tuple(map(re.compile, when.commands)),
-        has_bind_mounts=when.has_bind_mounts,
-    )
 
 
 def apply(
@@ -134,6 +116,8 @@ def apply(
     hooks."""
     command = next(iter(spec["process"]["args"]), "")
     for hook in hooks:
-        if hook.is_for(annotations, command, bind_mounts):
-            for stage in hook.stages:
-                spec.setdefault("hooks", {}).setdefault(stage, []).append(hook.entry)
+        if hook.when.are_met(annotations, command, bind_mounts):
+            fields = msgspec.to_builtins(hook.hook)
+            entry = {key: value for key, value in fields.items() if value}
+            for stage in dict.fromkeys(hook.stages):
+                spec.setdefault("hooks", {}).setdefault(stage, []).append(entry)

@@ -89,9 +89,7 @@ def _binds_only(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> Spec:
 
 
 def _is_foreign(source: str, resolved: Collection[str], own_folders: tuple[str, ...]) -> bool:
-    if source in resolved:
-        return True
-    return (
+    return source in resolved or (
         source.startswith("/")
         and source not in LOCAL
         and not any(source.startswith(f"{folder}/") for folder in own_folders)

@@ -23,12 +23,7 @@ def argv(
 
     Raises InvalidArgument when the argv is empty, or its first word is too long for a path.
     """
-    if command:
-        result = [*command, *args]
-    elif args:
-        result = [*entrypoint, *args]
-    else:
-        result = [*entrypoint, *cmd]
+    result = [*command, *args] if command else [*entrypoint, *(args or cmd)]
     if not result or not result[0]:
         raise InvalidArgument("no command: neither the container nor its image names one")
     _no_nul(result, "command")

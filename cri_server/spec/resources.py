@@ -106,32 +106,12 @@ def merge(
     are set in `update`."""
     result = api.LinuxContainerResources()
     result.CopyFrom(current)
-    for name in (
-        "cpu_period",
-        "cpu_quota",
-        "cpu_shares",
-        "memory_limit_in_bytes",
-        "memory_swap_limit_in_bytes",
-        "oom_score_adj",
-        "cpuset_cpus",
-        "cpuset_mems",
-    ):
-        value = getattr(update, name)
-        if value:
-            setattr(result, name, value)
-    _merge_hugepages(result, update)
-    for key, value in update.unified.items():
-        result.unified[key] = value
-    return result
-
-
-def _merge_hugepages(
-    result: api.LinuxContainerResources, update: api.LinuxContainerResources
-) -> None:
-    limits = {h.page_size: h.limit for h in (*result.hugepage_limits, *update.hugepage_limits)}
+    result.MergeFrom(update)  # skips zeros, and appends to repeated fields
+    limits = {h.page_size: h.limit for h in result.hugepage_limits}
     del result.hugepage_limits[:]
     for size, limit in limits.items():
         result.hugepage_limits.add(page_size=size, limit=limit)
+    return result
 
 
 def _memory(request: api.LinuxContainerResources) -> dict[str, int]:

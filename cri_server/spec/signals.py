@@ -71,10 +71,9 @@ def number(name: str) -> int:
 
 
 def _named(value: int) -> str:
+    if signal.SIGRTMIN < value < signal.SIGRTMAX:
+        return f"SIGRTMIN+{value - signal.SIGRTMIN}"
     try:
         return signal.Signals(value).name
     except ValueError:
-        pass
-    if signal.SIGRTMIN < value < signal.SIGRTMAX:
-        return f"SIGRTMIN+{value - signal.SIGRTMIN}"
-    raise InvalidArgument(f"unknown signal {value}")
+        raise InvalidArgument(f"unknown signal {value}") from None

@@ -40,9 +40,11 @@ def test_files_are_ordered_by_name_and_a_later_folder_takes_precedence(tmp_path:
     write(tmp_path / "b", "02", {"always": True})
     (tmp_path / "a" / "README").write_text("no hook")
     hook_list = hooks.read([str(tmp_path / "a"), str(tmp_path / "b"), str(tmp_path / "absent")])
-    assert [hook.entry["path"] for hook in hook_list] == ["/bin/a-01-B", "/bin/b-02"]
-    assert hook_list[0].entry == {"path": "/bin/a-01-B", "args": ["01-B", "x"], "timeout": 5}
-    assert hook_list[0].stages == ("poststop", "prestart")
+    spec: dict[str, Any] = {"process": {"args": []}}
+    hooks.apply(spec, hook_list, {}, False)
+    first = {"path": "/bin/a-01-B", "args": ["01-B", "x"], "timeout": 5}
+    second = {"path": "/bin/b-02", "args": ["02", "x"], "timeout": 5}
+    assert spec["hooks"] == {"poststop": [first], "prestart": [first, second]}
 
 
 def test_all_conditions_must_hold(tmp_path: Path) -> None:
