@@ -5,13 +5,11 @@ An unknown key, a wrong type or a value out of range is an error with file, line
 anything starts.
 """
 
-from cri_server.config.check import SOCKET_PATH_LIMIT
 from cri_server.config.loader import DEFAULT_PATH, load, load_with_origins
 from cri_server.config.model import Config, MetricsConfig, NetworkConfig, ServerConfig
 
 __all__ = [
     "DEFAULT_PATH",
-    "SOCKET_PATH_LIMIT",
     "Config",
     "MetricsConfig",
     "NetworkConfig",

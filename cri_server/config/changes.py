@@ -41,15 +41,12 @@ def changes(before: Config, after: Config) -> list[ConfigChange]:
 def after_reload(before: Config, after: Config) -> Config:
     """Return the configuration that a server has after a reload from `before` to `after`. It is
     `after`, but keys that need a restart keep their values of `before`."""
-    values_by_table: dict[str, dict[str, Any]] = {}
     for table, key, reloads in keys():
         if not reloads:
-            values_by_table.setdefault(table, {})[key] = getattr(getattr(before, table), key)
-    tables = {
-        table: msgspec.structs.replace(getattr(after, table), **values)
-        for table, values in values_by_table.items()
-    }
-    return msgspec.structs.replace(after, **tables)
+            former = {key: getattr(getattr(before, table), key)}
+            changed = msgspec.structs.replace(getattr(after, table), **former)
+            after = msgspec.structs.replace(after, **{table: changed})
+    return after
 
 
 def keys() -> Iterator[tuple[str, str, bool]]:

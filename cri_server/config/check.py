@@ -19,12 +19,6 @@ from pyrunc.errors import InvalidArgument, InvalidSpec
 SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 
 
-def check(config: Config) -> None:
-    """Raise InvalidSpec for the first wrong value of a configuration."""
-    for problem in problems(config):
-        raise problem
-
-
 def problems(config: Config) -> Iterator[InvalidSpec]:
     """Yield an error for each wrong value."""
     if not config.server.listen.startswith("unix:///"):

@@ -3,16 +3,16 @@ all are merged."""
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
 from cri_server.config import sources
-from cri_server.config.check import check
 from cri_server.config.check import problems as check_values
 from cri_server.config.model import Config
 from cri_server.config.sources import ConfigSource, Key
@@ -36,7 +36,7 @@ class LoadedConfig:
         return _place(key, self.origins)
 
 
-Check = Callable[[Config], None]
+Problems = Callable[[Config], Iterable[InvalidSpec]]
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
@@ -49,13 +49,13 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
 
 
 def load_with_origins(
-    path: Path | None, overrides: Mapping[str, Any], also: Check = lambda config: None
+    path: Path | None, overrides: Mapping[str, Any], also: Problems = lambda config: ()
 ) -> LoadedConfig:
     """Load `path`, its drop-ins and `overrides`; return the configuration, and which file set each
     key.
 
-    `also` is called with the configuration for further checks, such as limits of this machine. If
-    it raises InvalidSpec, `FILE:LINE` is added to the error. Raises InvalidSpec.
+    `also` yields the errors of further checks, such as limits of this machine. Raises InvalidSpec
+    for the first error, with `FILE:LINE`.
     """
     files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
@@ -65,20 +65,17 @@ def load_with_origins(
         for _, problem in problems(source):
             raise problem
         sources.merge(values, source.values, source, origins)
-    sources.merge(values, _tree(overrides), None, origins)
+    for key, value in overrides.items():
+        if value is not None:
+            sources.merge(values, _nested(tuple(key.split(".")), value), None, origins)
     try:
         config = msgspec.convert(values, Config)
-        check(config)
-        also(config)
     except msgspec.ValidationError as error:
-        key, text = _parsed(error)
-        raise InvalidSpec(f"{COMMAND_LINE}: {key}", text) from None
-    except InvalidSpec as error:
-        raise _with_place(error, origins) from None
+        name, text = _parsed(error)
+        raise InvalidSpec(f"{COMMAND_LINE}: {name}", text) from None
+    for problem in itertools.chain(check_values(config), also(config)):
+        raise _with_place(problem, origins)
     return LoadedConfig(config, tuple(source.path for source in files), origins)
-
-
-Problems = Callable[[Config], Iterable[InvalidSpec]]
 
 
 def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[InvalidSpec]:
@@ -94,9 +91,8 @@ def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[
         }
         sources.merge(values, _without(source.values, wrong), source, origins)
     config = msgspec.convert(values, Config)
-    for check_all in (check_values, also):
-        for error in check_all(config):
-            errors_by_place.setdefault(error.path, _with_place(error, origins))
+    for error in itertools.chain(check_values(config), also(config)):
+        errors_by_place.setdefault(error.path, _with_place(error, origins))
     return list(errors_by_place.values())
 
 
@@ -105,14 +101,10 @@ def problems(source: ConfigSource) -> Iterator[tuple[Key, InvalidSpec]]:
     error."""
     from cri_server.config.unknown import unknown_keys
 
-    unknown = dict(unknown_keys(source.values, Config))
+    unknown = dict(unknown_keys(source.values))
     for key, text in unknown.items():
         yield key, InvalidSpec(f"{source.place(key)}: {'.'.join(key)}", text)
-    try:
-        msgspec.convert(_without(source.values, unknown), Config)
-        return
-    except msgspec.ValidationError:
-        pass  # it names the first wrong key only, so each key is checked alone below
+    # Each key is checked alone, because msgspec's error names the first wrong key only.
     for key, value in sources.leaves(_without(source.values, unknown)):
         try:
             msgspec.convert(_nested(key, value), Config)
@@ -138,15 +130,6 @@ def _without(values: dict[str, Any], keys: Collection[Key], before: Key = ()) ->
     }
 
 
-def _tree(overrides: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for key, value in overrides.items():
-        if value is not None:
-            table, _, name = key.partition(".")
-            tree.setdefault(table, {})[name] = value
-    return tree
-
-
 def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
     """Split msgspec's "Expected … - at `$.table.key`" into the key and the expectation."""
     # msgspec's errors have no attributes for path and expectation, only a text.
@@ -159,28 +142,11 @@ def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def _choices(key: str) -> list[str]:
-    """Return the values of a key with a Literal type."""
-    kind: Any = msgspec.inspect.type_info(Config)
-    for name in re.sub(r"\[.*?\]", "", key).split("."):
-        while not isinstance(kind, msgspec.inspect.StructType | msgspec.inspect.DictType):
-            kind = _inner(kind)
-        if isinstance(kind, msgspec.inspect.DictType):
-            kind = kind.value_type
-        else:
-            kind = next(field.type for field in kind.fields if field.encode_name == name)
-    while not isinstance(kind, msgspec.inspect.LiteralType):
-        kind = _inner(kind)
-    return [str(value) for value in kind.values]
-
-
-def _inner(kind: Any) -> Any:
-    """Return the type that a msgspec type wraps: T for an annotated T, for `T | None` and for a
-    list of T."""
-    if isinstance(kind, msgspec.inspect.Metadata):
-        return kind.type
-    if isinstance(kind, msgspec.inspect.UnionType):
-        return next(each for each in kind.types if not isinstance(each, msgspec.inspect.NoneType))
-    return kind.item_type
+    """Return the values of a key with a Literal type. None of these keys is in [runtimes.NAME]."""
+    kind: Any = Config
+    for name in key.split("."):
+        kind = {field.name: field.type for field in msgspec.structs.fields(kind)}[name]
+    return sorted(get_args(kind.__origin__))
 
 
 def _with_place(error: InvalidSpec, origins: Mapping[Key, ConfigSource | None]) -> InvalidSpec:

@@ -4,43 +4,37 @@ table that has a key of this name."""
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import msgspec
 
+from cri_server.config.model import Config
 from cri_server.config.sources import Key
 
 
-def unknown_keys(values: dict[str, Any], table: type[msgspec.Struct]) -> Iterator[tuple[Key, str]]:
-    """Yield (key, message) for each key of `values` that `table` does not have. The message may
-    suggest the right key."""
-    kind = msgspec.inspect.type_info(table)
-    yield from _unknown(values, kind, (), kind)
-
-
-def _unknown(
-    values: Any, kind: msgspec.inspect.Type, before: Key, root: msgspec.inspect.Type
+def unknown_keys(
+    values: dict[str, Any], table: type[msgspec.Struct] = Config, before: Key = ()
 ) -> Iterator[tuple[Key, str]]:
-    if isinstance(kind, msgspec.inspect.Metadata):
-        kind = kind.type
-    if not isinstance(values, dict):
-        return
-    if isinstance(kind, msgspec.inspect.DictType):
-        for name, value in values.items():
-            yield from _unknown(value, kind.value_type, (*before, name), root)
-    if not isinstance(kind, msgspec.inspect.StructType):
-        return
-    fields = {field.name: field.type for field in kind.fields}
+    """Yield (key, message) for each key of `values` that `table` does not have. The message may
+    suggest the right key. `before`: the key of `table`."""
+    kinds = {field.name: field.type for field in msgspec.structs.fields(table)}
     for name, value in values.items():
-        if name in fields:
-            yield from _unknown(value, fields[name], (*before, name), root)
-        else:
-            yield (*before, name), _sentence(name, list(fields), before, root)
+        key = (*before, name)
+        kind: Any = kinds.get(name)
+        if name not in kinds:
+            yield key, _sentence(name, list(kinds), before)
+        elif get_origin(kind) is dict:
+            tables = value.items() if isinstance(value, dict) else ()
+            for each, entries in tables:
+                if isinstance(entries, dict):
+                    yield from unknown_keys(entries, get_args(kind)[1], (*key, each))
+        elif hasattr(kind, "__struct_fields__") and isinstance(value, dict):
+            yield from unknown_keys(value, kind, key)
 
 
-def _sentence(name: str, names: list[str], before: Key, root: msgspec.inspect.Type) -> str:
+def _sentence(name: str, names: list[str], before: Key) -> str:
     what = "no such key" if before else "no such table"
-    elsewhere = _tables_with(name, root)
+    elsewhere = _tables_with(name)
     if elsewhere:
         return f"{what}; it belongs to [{elsewhere[0]}]"
     import difflib  # takes 150 KiB, and few configurations have an unknown key
@@ -51,11 +45,6 @@ def _sentence(name: str, names: list[str], before: Key, root: msgspec.inspect.Ty
     return f"{what}; expected {'one of ' if len(names) > 1 else ''}{', '.join(sorted(names))}"
 
 
-def _tables_with(name: str, root: msgspec.inspect.Type) -> list[str]:
-    assert isinstance(root, msgspec.inspect.StructType)
-    tables = [
-        (field.name, field.type)
-        for field in root.fields
-        if isinstance(field.type, msgspec.inspect.StructType)
-    ]
-    return [table for table, kind in tables if name in {field.name for field in kind.fields}]
+def _tables_with(name: str) -> list[str]:
+    tables = msgspec.structs.fields(Config)
+    return [each.name for each in tables if name in getattr(each.type, "__struct_fields__", ())]

@@ -13,13 +13,6 @@ from cri_server.spec import block_io, hooks, rdt, security
 from pyrunc.errors import Error, InvalidSpec
 
 
-def check(config: Config) -> None:
-    """Check the configuration against this machine. Raises InvalidSpec for the first key whose
-    value this machine does not permit."""
-    for problem in problems(config):
-        raise problem
-
-
 def problems(config: Config) -> Iterator[InvalidSpec]:
     """Yield an InvalidSpec for each key whose value this machine does not permit, or whose file is
     missing or invalid. The error's `path` is the key. Yields nothing for users other than root."""

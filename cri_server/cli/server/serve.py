@@ -81,7 +81,7 @@ def read(config: Path | None, flags: dict[str, Any]) -> LoadedConfig:
     from cri_server.node import check
 
     overrides = {FLAGS[name]: _key(value) for name, value in flags.items()}
-    return load_with_origins(config, overrides, check.check)
+    return load_with_origins(config, overrides, check.problems)
 
 
 def require_root() -> None:
