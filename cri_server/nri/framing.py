@@ -33,7 +33,6 @@ class TooLarge(Exception):
 
     def __init__(self, size: int) -> None:
         super().__init__(f"the message of {size} bytes exceeds {MESSAGE_LIMIT_BYTES} bytes")
-        self.size = size
 
 
 @dataclass(frozen=True, slots=True)

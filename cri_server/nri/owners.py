@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from cri_server.api import nri_pb2 as api
+from cri_server.store.model import copy
 from pyrunc.errors import WrongState
 
 REMOVED = "-"
@@ -27,7 +28,7 @@ class Owners:
 
     def claim(self, container: str, field: int, plugin: str, key: str | None = None) -> None:
         """Record that `plugin` sets the field, or its entry `key`. Raises Conflict."""
-        owners = self._of(container)
+        owners = self.message.owners[container]
         entries: Any = owners.simple if key is None else owners.compound[field].owners
         entry = field if key is None else key
         owner: str = entries.get(entry, "")
@@ -41,7 +42,7 @@ class Owners:
     def clear(self, container: str, field: int, plugin: str, key: str | None = None) -> None:
         """Record that `plugin` removes the field, or its entry `key`. Afterwards the same plugin
         may set it; any other plugin gets a Conflict."""
-        owners = self._of(container)
+        owners = self.message.owners[container]
         if key is None:
             owners.simple[field] = REMOVED + plugin
         else:
@@ -49,19 +50,14 @@ class Owners:
 
     def add(self, container: str, field: int, plugin: str) -> None:
         """Record that `plugin` adds to a field that several plugins may add to."""
-        owners = self._of(container)
+        owners = self.message.owners[container]
         before = owners.simple.get(field, "")
         owners.simple[field] = f"{before},{plugin}" if before else plugin
 
     def snapshot(self, container: str) -> api.FieldOwners:
         """Copy the owners of a container, for `restore`."""
-        copy = api.FieldOwners()
-        copy.CopyFrom(self._of(container))
-        return copy
+        return copy(self.message.owners[container])
 
     def restore(self, container: str, owners: api.FieldOwners) -> None:
         """Drop the claims since `snapshot`."""
         self.message.owners[container].CopyFrom(owners)
-
-    def _of(self, container: str) -> api.FieldOwners:
-        return self.message.owners[container]

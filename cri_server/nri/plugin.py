@@ -10,10 +10,10 @@ import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cri_server.api import nri_pb2 as api
+from cri_server.config.model import NriConfig
 from cri_server.nri import framing
 from cri_server.nri.connection import Closed, PluginCallFailed, PluginConnection, Reply
 from cri_server.nri.launch import PluginProcess
@@ -46,17 +46,8 @@ FAILURES = (TimeoutError, Closed, PluginCallFailed, framing.TooLarge)
 """The exceptions of a call to a plugin."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """How long the server waits for a plugin: `registration_s` for its registration and
-    synchronization, `request_s` for a reply to any other request."""
-
-    registration_s: float
-    request_s: float
-
-
 class Plugin:
-    """A plugin and its connection.
+    """A plugin and its connection. `settings`: how long the server waits for the plugin.
 
     - `process`: the process of a plugin that the server has started; None for an external plugin,
       which has connected itself.
@@ -66,7 +57,7 @@ class Plugin:
 
     def __init__(
         self,
-        timeouts: Timeouts,
+        settings: NriConfig,
         update: Callable[
             [Plugin, api.UpdateContainersRequest], Awaitable[Sequence[api.ContainerUpdate]]
         ],
@@ -76,7 +67,7 @@ class Plugin:
         self.process: PluginProcess | None = None
         self.config = ""
         self.connection = PluginConnection(self._serve, self._on_connection_close)
-        self._timeouts, self._update, self._on_close = timeouts, update, on_close
+        self._settings, self._update, self._on_close = settings, update, on_close
         self._registered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._old: set[int] = set()  # events that it gets by StateChange
 
@@ -102,7 +93,7 @@ class Plugin:
         """Wait for the plugin's registration, then configure the plugin. On failure close the
         plugin and raise PeerError."""
         try:
-            async with asyncio.timeout(self._timeouts.registration_s):
+            async with asyncio.timeout(self._settings.registration_timeout_s):
                 await asyncio.shield(self._registered)
             await self._configure()
         except (*FAILURES, PeerError) as error:
@@ -113,8 +104,8 @@ class Plugin:
             config=self.config,
             runtime_name=RUNTIME_NAME,
             runtime_version=__version__,
-            registration_timeout=int(self._timeouts.registration_s * 1e3),
-            request_timeout=int(self._timeouts.request_s * 1e3),
+            registration_timeout=int(self._settings.registration_timeout_s * 1e3),
+            request_timeout=int(self._settings.request_timeout_s * 1e3),
             NRI_version=NRI_VERSION,
         )
         response = await self._join("Configure", request, api.ConfigureResponse)
@@ -204,12 +195,14 @@ class Plugin:
             return None
 
     async def _call(self, method: str, request: Any, reply: type[Reply]) -> Reply:
-        return await self.connection.call(method, request, reply, self._timeouts.request_s)
+        timeout_s = self._settings.request_timeout_s
+        return await self.connection.call(method, request, reply, timeout_s)
 
     async def _join(self, method: str, request: Any, reply: type[Reply]) -> Reply:
         """Call Configure or Synchronize with the timeout of registration, which is longer than that
         of other requests, because a plugin may be slow to process all pods of the node."""
-        return await self.connection.call(method, request, reply, self._timeouts.registration_s)
+        timeout_s = self._settings.registration_timeout_s
+        return await self.connection.call(method, request, reply, timeout_s)
 
     # -- calls of the plugin
 

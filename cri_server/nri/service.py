@@ -22,12 +22,12 @@ from cri_server.api import nri_pb2 as api
 from cri_server.containers import stop, update
 from cri_server.nri import adjust, convert, launch
 from cri_server.nri.merge import Merge
-from cri_server.nri.plugin import METHODS, Plugin, Timeouts
+from cri_server.nri.plugin import METHODS, Plugin
 from cri_server.observability.lifecycle import LifecycleObserver
 from cri_server.rpc import unix_socket
 from cri_server.services import Services
 from cri_server.spec import block_io, cdi, groups, rdt, resources, sources
-from cri_server.store.model import Container, Sandbox
+from cri_server.store.model import Container, Sandbox, copy
 from pyrunc import atomic_file
 from pyrunc.errors import Error, InvalidArgument, PeerError, Unavailable, WrongState
 
@@ -43,9 +43,6 @@ class NriObserver(LifecycleObserver):
 
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.config.nri
-        self._timeouts = Timeouts(
-            self._settings.registration_timeout_s, self._settings.request_timeout_s
-        )
         self._plugins: list[Plugin] = []
         self._lock = asyncio.Lock()
         self._states: dict[str, str] = {}  # of pods and containers that plugins know, by id
@@ -130,7 +127,7 @@ class NriObserver(LifecycleObserver):
         return plugin.connection
 
     def _new_plugin(self) -> Plugin:
-        return Plugin(self._timeouts, self._on_unsolicited_update, self._on_plugin_close)
+        return Plugin(self._settings, self._on_unsolicited_update, self._on_plugin_close)
 
     async def _join_external(self, plugin: Plugin) -> None:
         try:
@@ -257,10 +254,7 @@ class NriObserver(LifecycleObserver):
             self._containers_being_created[container.id] = convert.container(container, spec)
 
     async def _ask_for_adjustment(self, pod: api.PodSandbox, container: api.Container) -> Merge:
-        pristine = api.Container()
-        pristine.CopyFrom(container)
-        current = api.Container()
-        current.CopyFrom(container)
+        current = copy(container)
         merge = Merge(container=current)
         # A plugin that is dropped meanwhile leaves the list.
         consulted = list(self._plugins)
@@ -273,7 +267,7 @@ class NriObserver(LifecycleObserver):
         if validators:
             validation = api.ValidateContainerAdjustmentRequest(
                 pod=pod,
-                container=pristine,
+                container=container,
                 adjust=merge.adjustment,
                 update=list(merge.updates.values()),
                 owners=merge.owners.message,

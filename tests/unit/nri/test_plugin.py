@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from cri_server.api import nri_pb2 as api
+from cri_server.config.model import NriConfig
 from cri_server.nri import framing
-from cri_server.nri.plugin import ALL_EVENTS, Plugin, Timeouts
+from cri_server.nri.plugin import ALL_EVENTS, Plugin
 from pyrunc.errors import PeerError
 from tests.support.nri import Refused, TestPlugin
 
@@ -35,9 +36,10 @@ async def connect() -> AsyncIterator[Connect]:
         timeout_s: float = 30.0, request_timeout_s: float = 0.0, **options: Any
     ) -> tuple[Plugin, TestPlugin]:
         ours, theirs = socket.socketpair()
-        plugin = Plugin(
-            Timeouts(timeout_s, request_timeout_s or timeout_s), update, lambda plugin: None
+        settings = NriConfig(
+            registration_timeout_s=timeout_s, request_timeout_s=request_timeout_s or timeout_s
         )
+        plugin = Plugin(settings, update, lambda plugin: None)
         ours.setblocking(False)
         await asyncio.get_running_loop().connect_accepted_socket(lambda: plugin.connection, ours)
         other = TestPlugin(theirs, **options)
