@@ -78,12 +78,9 @@ def profile(seconds: float) -> list[str]:
     return [f"{stack} {count}" for stack, count in sorted(lines, key=lambda each: -each[1])]
 
 
-def _codes(frame: FrameType | None) -> tuple[CodeType, ...]:
-    codes = []
-    while frame is not None:
-        codes.append(frame.f_code)
-        frame = frame.f_back
-    return tuple(reversed(codes))
+def _codes(frame: FrameType) -> tuple[CodeType, ...]:
+    """Return the code of a stack, from the outermost function to that of `frame`."""
+    return tuple(each.f_code for each, _ in traceback.walk_stack(frame))[::-1]
 
 
 def _name(code: CodeType) -> str:

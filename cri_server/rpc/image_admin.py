@@ -26,17 +26,12 @@ class ImageAdmin:
         self._images = services.images
 
     async def pull(
-        self, request: private.PullImage
+        self, request: private.PullImage | private.PullPlatform
     ) -> AsyncGenerator[private.TransferUpdate, None]:
         name, auth = _text(request.image, "image"), _auth(request.auth)
-        async for message in _stream_progress(lambda note: self._images.pull(name, auth, note)):
-            yield message
-
-    async def pull_platform(
-        self, request: private.PullPlatform
-    ) -> AsyncGenerator[private.TransferUpdate, None]:
-        name, auth = _text(request.image, "image"), _auth(request.auth)
-        platform = platforms.parse(request.platform)
+        platform = None
+        if isinstance(request, private.PullPlatform):
+            platform = platforms.parse(request.platform)
         async for message in _stream_progress(
             lambda note: self._images.pull(name, auth, note, platform)
         ):
@@ -71,7 +66,7 @@ class ImageAdmin:
         return methods.private_table(
             {
                 private.PullImage: self.pull,
-                private.PullPlatform: self.pull_platform,
+                private.PullPlatform: self.pull,
                 private.PushImage: self.push,
                 private.TagImage: self.tag,
                 private.SaveImages: self.save,

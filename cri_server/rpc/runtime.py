@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator
 from typing import Any, TypeVar
 
 import pyrunc
@@ -223,7 +223,8 @@ class RuntimeService:
         self, request: api.ContainerStatsRequest
     ) -> api.ContainerStatsResponse:
         container = self._services.index.containers.get(request.container_id)
-        return api.ContainerStatsResponse(stats=await stats.of_container(self._services, container))
+        (measured,) = await stats.of_containers(self._services, [container])
+        return api.ContainerStatsResponse(stats=measured)
 
     async def ListContainerStats(
         self, request: api.ListContainerStatsRequest
@@ -243,7 +244,8 @@ class RuntimeService:
         self, request: api.PodSandboxStatsRequest
     ) -> api.PodSandboxStatsResponse:
         sandbox = self._services.index.sandboxes.get(request.pod_sandbox_id)
-        return api.PodSandboxStatsResponse(stats=await stats.of_sandbox(self._services, sandbox))
+        (measured,) = await stats.of_sandboxes(self._services, [sandbox])
+        return api.PodSandboxStatsResponse(stats=measured)
 
     async def ListPodSandboxStats(
         self, request: api.ListPodSandboxStatsRequest
@@ -337,9 +339,8 @@ def exec_response(outcome: execution.LongOutcome) -> StreamedReply:
     return StreamedReply(size, content(), outcome.discard)
 
 
-def batches(items: Iterable[Item]) -> Iterator[list[Item]]:
+def batches(items: list[Item]) -> Iterator[list[Item]]:
     """Yield the items in lists of at most `BATCH`, so that the message of each list stays far below
     the size limit."""
-    listed = list(items)
-    for begin in range(0, len(listed), BATCH):
-        yield listed[begin : begin + BATCH]
+    for begin in range(0, len(items), BATCH):
+        yield items[begin : begin + BATCH]

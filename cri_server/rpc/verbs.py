@@ -72,9 +72,7 @@ def _verb(services: Services, method: Method, describe: Describe) -> Callable[[A
             record = _failed(method.name, description, error, time.perf_counter() - trace.begin_s)
             _record(services, method.name, trace, record)
             raise
-        record = _succeeded(
-            services, method.name, description, reply, time.perf_counter() - trace.begin_s
-        )
+        record = _succeeded(method.name, description, reply, time.perf_counter() - trace.begin_s)
         if description[1]:
             _record(services, method.name, trace, record)
         return reply
@@ -128,7 +126,7 @@ def _immediate_verb(services: Services, method: Method, describe: Describe) -> C
             _failed(method.name, describe(services, request), error, took_s)
             raise
         description = describe(services, request)
-        _succeeded(services, method.name, description, reply, time.perf_counter() - began_s)
+        _succeeded(method.name, description, reply, time.perf_counter() - began_s)
         return reply
 
     return answer
@@ -149,13 +147,12 @@ def _code(error: BaseException) -> Code:
     return codes.code_of(error) if isinstance(error, Exception) else Code.CANCELLED
 
 
-def _succeeded(
-    services: Services, verb: str, description: Description, reply: Any, seconds: float
-) -> Fields:
+def _succeeded(verb: str, description: Description, reply: Any, seconds: float) -> Fields:
     VERBS.add(verb, "OK", seconds)
     details, changes = description
     level = logging.INFO if changes and verb not in QUIET else logging.DEBUG
-    record = {**details, **_result_ids(services, reply), **_outcome(seconds, Code.OK)}
+    of_reply = REPLY_FIELDS.get(type(reply), lambda reply: {})
+    record = {**details, **of_reply(reply), **_outcome(seconds, Code.OK)}
     if log.isEnabledFor(level):
         log.log(level, verb, extra=fields.of(**record))
     return record
@@ -304,17 +301,14 @@ QUIET_FAILURES = set(Code) - codes.NODE_FAULTS | {Code.DEADLINE_EXCEEDED}
 pod's problem, not the node's."""
 
 
-def _result_ids(services: Services, reply: Any) -> Fields:
-    """Return the log fields that describe a verb's reply: the id of a new pod, container or image,
-    or how many objects were removed."""
-    if isinstance(reply, api.RunPodSandboxResponse):
-        return {"pod_id": reply.pod_sandbox_id}
-    if isinstance(reply, api.CreateContainerResponse):
-        return {"container_id": reply.container_id}
-    if isinstance(reply, api.PullImageResponse):
-        return {"image_id": reply.image_ref}
-    if isinstance(reply, private.LoadedImages):
-        return {"image_id": ",".join(image.id for image in reply.images)}
-    if isinstance(reply, private.GarbageItems):
-        return {"removed": sum(item.action == "removed" for item in reply.items)}
-    return {}
+REPLY_FIELDS: dict[type, Callable[[Any], Fields]] = {
+    api.RunPodSandboxResponse: lambda reply: {"pod_id": reply.pod_sandbox_id},
+    api.CreateContainerResponse: lambda reply: {"container_id": reply.container_id},
+    api.PullImageResponse: lambda reply: {"image_id": reply.image_ref},
+    private.LoadedImages: lambda reply: {"image_id": ",".join(i.id for i in reply.images)},
+    private.GarbageItems: lambda reply: {
+        "removed": sum(item.action == "removed" for item in reply.items)
+    },
+}
+"""The log fields that describe a verb's reply, by its class: the id of a new pod, container or
+image, or how many objects were removed."""

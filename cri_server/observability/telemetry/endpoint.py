@@ -84,10 +84,10 @@ class Endpoint:
             if self._make_room():
                 self._connections.add(task)
                 await self._serve(task, reader, writer)
-        except (OSError, TimeoutError, h11.ProtocolError):
-            pass  # the client has disconnected, is too slow, or broke the protocol
-        except asyncio.CancelledError:
-            pass  # closed by the server
+        except (OSError, TimeoutError, h11.ProtocolError, asyncio.CancelledError):
+            # The client has disconnected, is too slow, or broke the protocol; or the server has
+            # cancelled the task.
+            pass
         finally:
             self._connections.discard(task)
             self._idle.pop(task, None)
