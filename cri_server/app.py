@@ -134,15 +134,14 @@ async def _run_until(stopping: asyncio.Event, starting: Coroutine[Any, Any, None
 async def _start(
     services: Services, read: Read, changed: asyncio.Event, stack: contextlib.AsyncExitStack
 ) -> None:
-    config = services.config
     without_sandbox = load(services)
     # Both wait for the kernel.
     await gather(services.images.start(), recover(services, without_sandbox))
     _begin_imports(services)
     await open_nri(services, stack)
-    streaming = await open_streaming(config, services, stack)
-    server = await open_grpc(config, services, streaming, stack)
-    await open_metrics(config, services, server, streaming, stack)
+    streaming = await open_streaming(services, stack)
+    server = await open_grpc(services, streaming, stack)
+    await open_metrics(services, server, streaming, stack)
     await services.zygote.ready()
     await services.shims.processes.ready()
     replaced = await services.shims.replace_outdated()
@@ -156,8 +155,9 @@ async def _start(
     # READY=1 comes after the socket listens: units with After=pyrunc-cri.service, such as
     # kubelet's, start then.
     await stack.enter_async_context(notify.supervised())
-    log.info("serving at %s", config.server.listen)
-    await stack.enter_async_context(background(log_problems(services.zygote, config), "doctor"))
+    log.info("serving at %s", services.config.server.listen)
+    doctor = log_problems(services.zygote, services.config)
+    await stack.enter_async_context(background(doctor, "doctor"))
 
 
 async def _replace_shims(services: Services, *, done: bool) -> None:
@@ -304,12 +304,10 @@ async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None
         await nri.start()
 
 
-async def open_streaming(
-    config: Config, services: Services, stack: contextlib.AsyncExitStack
-) -> StreamingServer:
+async def open_streaming(services: Services, stack: contextlib.AsyncExitStack) -> StreamingServer:
     """Start the HTTP server for exec, attach and port-forward. Raises WrongState if it cannot
     listen at its address."""
-    settings = config.streaming
+    settings = services.config.streaming
     tls = None
     if settings.tls_certificate:
         tls = Tls(settings.tls_certificate, settings.tls_key, settings.tls_client_ca)
@@ -324,7 +322,7 @@ async def open_streaming(
 
 
 async def open_grpc(
-    config: Config, services: Services, streaming: StreamingServer, stack: contextlib.AsyncExitStack
+    services: Services, streaming: StreamingServer, stack: contextlib.AsyncExitStack
 ) -> Server:
     """Start the gRPC server on its unix socket."""
     calls = methods.table(
@@ -333,20 +331,20 @@ async def open_grpc(
     table = verbs.observed(
         services, {**calls, **Admin(services, streaming).table(), **ImageAdmin(services).table()}
     )
+    settings = services.config.server
     server = Server(
-        config.socket_path,
+        services.config.socket_path,
         table,
-        owner=(config.server.socket_uid, config.server.socket_gid),
-        mode=int(config.server.socket_mode, 8),
+        owner=(settings.socket_uid, settings.socket_gid),
+        mode=int(settings.socket_mode, 8),
     )
     await server.start()
     # The stack closes in reverse order: calls end before the parts that they use.
-    stack.push_async_callback(server.stop, config.server.shutdown_timeout_s)
+    stack.push_async_callback(server.stop, settings.shutdown_timeout_s)
     return server
 
 
 async def open_metrics(
-    config: Config,
     services: Services,
     server: Server,
     streaming: StreamingServer,
@@ -354,15 +352,16 @@ async def open_metrics(
 ) -> None:
     """Start the HTTP endpoint for Prometheus metrics. Does nothing unless `[metrics] address` is
     set."""
-    if not config.metrics.address:
+    address = services.config.metrics.address
+    if not address:
         return
     from cri_server.observability.telemetry import routes
     from cri_server.observability.telemetry.snapshot import MetricsSource
 
-    endpoint = routes.endpoint(config.metrics.address, MetricsSource(services, server, streaming))
+    endpoint = routes.endpoint(address, MetricsSource(services, server, streaming))
     await endpoint.start()
     stack.push_async_callback(endpoint.close)
-    log.info("metrics at %s", config.metrics.address)
+    log.info("metrics at %s", address)
 
 
 async def _finish_operations(services: Services) -> None:

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -56,18 +56,9 @@ def load(services: Services) -> list[str]:
 async def recover(services: Services, without_sandbox: list[str]) -> None:
     """Query the shims of the sandboxes that `load` has read, and complete or drop unfinished
     sandboxes and containers. An error of one object is logged and does not affect the others."""
-    await asyncio.gather(
-        *(_guarded(_recover_sandbox, services, s) for s in services.index.sandboxes)
-    )
-    await asyncio.gather(
-        *(_guarded(drop_sandbox, services, i) for i in unfinished_sandboxes(services))
-    )
-    await asyncio.gather(
-        *(
-            _guarded(drop_container, services, i)
-            for i in {*without_sandbox, *unfinished_containers(services)}
-        )
-    )
+    await _for_each(_recover_sandbox, services, services.index.sandboxes)
+    await _for_each(drop_sandbox, services, unfinished_sandboxes(services))
+    await _for_each(drop_container, services, {*without_sandbox, *unfinished_containers(services)})
     await services.shims.drop_unknown()
     log.info(
         "recovered %d sandboxes and %d containers",
@@ -122,6 +113,11 @@ def _put_aside(path: Path, reason: Exception) -> None:
         path.rename(path.with_suffix(".damaged"))
     except OSError as error:
         log.error("cannot set aside or remove the damaged record %s: %s", path, error)
+
+
+async def _for_each(work: Callable[..., Any], services: Services, subjects: Iterable[Any]) -> None:
+    """Run `work` for all subjects concurrently."""
+    await asyncio.gather(*(_guarded(work, services, subject) for subject in subjects))
 
 
 async def _guarded(work: Callable[..., Any], services: Services, subject: Any) -> None:
