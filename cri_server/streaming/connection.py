@@ -100,14 +100,12 @@ class Connections:
 
     async def _read_request(self, transport: SocketTransport) -> UpgradeRequest:
         reader = RequestReader()
-        while (data := await transport.receive()) and (
-            request := reader.receive(bytes(data))
-        ) is None:
-            pass
-        if not data or request is None:
-            raise ConnectionLost("the client disconnected within its request")
-        transport.unread(request.ahead)
-        return request
+        while data := await transport.receive():
+            request = reader.receive(bytes(data))
+            if request is not None:
+                transport.unread(request.ahead)
+                return request
+        raise ConnectionLost("the client disconnected within its request")
 
     def _redeem(self, request: UpgradeRequest) -> object:
         """Redeem the URL's ticket; return the options of its session. Raises Refused."""

@@ -1,5 +1,5 @@
 """Logs failed sessions. The client gets the message of every error. The log has warnings only for
-errors that the client did not cause (`NODE_KINDS`)."""
+errors that the client did not cause."""
 
 from __future__ import annotations
 
@@ -9,20 +9,12 @@ from pyrunc.errors import Error
 
 log = logging.getLogger(__name__)
 
-NODE_KINDS = {
-    "kernel",
-    "peer",
-    "unavailable",
-    "resource_exhausted",
-    "deadline",
-    "unsupported",
-    "internal",
-}
-"""Kinds of `pyrunc.errors` that the client did not cause."""
+CLIENT_KINDS = {"invalid_argument", "invalid_spec", "not_found", "already_exists", "wrong_state"}
+"""Kinds of `pyrunc.errors` that the client has caused."""
 
 
 def log_failure(what: str, error: Error) -> None:
-    """Log that the operation `what` failed: as a warning if the error's kind is in `NODE_KINDS`,
-    else at debug level."""
-    level = logging.WARNING if error.kind in NODE_KINDS else logging.DEBUG
+    """Log that the operation `what` failed: at debug level if the error's kind is in
+    `CLIENT_KINDS`, else as a warning."""
+    level = logging.DEBUG if error.kind in CLIENT_KINDS else logging.WARNING
     log.log(level, "%s: %s: %s", what, error.kind, error.message)

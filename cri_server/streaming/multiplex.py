@@ -150,8 +150,6 @@ class Multiplexer:
                 lost = self._streams.pop(stream_id, None)
                 if lost is not None:
                     lost.lose()
-            case _:
-                pass
 
     def _forget_if_over(self, stream: MultiplexedStream) -> None:
         if not self._core.is_open(stream.stream_id):
@@ -191,7 +189,5 @@ class Multiplexer:
             self._transport.post(data)
 
     def _post_last(self) -> None:
-        try:
+        with contextlib.suppress(ConnectionLost):
             self._post()
-        except ConnectionLost:
-            pass

@@ -109,10 +109,6 @@ class ForwardLimits:
         self._open: set[ForwardedConnection] = set()
         self._closed = asyncio.Event()
 
-    def of_session(self, pod: str) -> ForwardLimits:
-        """Return the limits for a new session into the sandbox with the id `pod`."""
-        return ForwardLimits(self, pod)
-
     @contextlib.asynccontextmanager
     async def counted(self, connection: ForwardedConnection) -> AsyncIterator[None]:
         """Count `connection` as open during the `with` block, here and for the whole server. At a
@@ -281,7 +277,7 @@ class Forwarder:
 
     def __init__(self, backend: Backend, sandbox_id: str, limits: ForwardLimits) -> None:
         self._backend, self._sandbox_id = backend, sandbox_id
-        self._limits = limits.of_session(sandbox_id)
+        self._limits = ForwardLimits(limits, sandbox_id)
         self._pairs: dict[str, _Pair] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -382,7 +378,7 @@ async def forward_channels(
     for port, pair in zip(ports, channels, strict=True):
         for channel in pair:
             await channel.write(port.to_bytes(2, "little"))
-    own = limits.of_session(sandbox_id)
+    own = ForwardLimits(limits, sandbox_id)
 
     async def one(port: int, data: WebSocketChannel, error: WebSocketChannel) -> None:
         error.inbound.discard()

@@ -9,6 +9,7 @@ disconnects, the session ends at once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 from collections.abc import Awaitable
@@ -143,7 +144,8 @@ async def _copy_sizes(session: StreamingSession, opening: asyncio.Future[Inbound
         while not sizes.broken and (data := await resize.read()):
             size = sizes.feed(data)
             if size is not None:
-                await _resize(session, *size)
+                with contextlib.suppress(Error):  # the process has ended, or has no terminal
+                    await session.resize(*size)
     except StreamGone:
         return
     resize.discard()
@@ -191,13 +193,6 @@ def _size(text: bytes) -> tuple[int, int] | None:
     ):
         return width, height
     return None
-
-
-async def _resize(session: StreamingSession, width: int, height: int) -> None:
-    try:
-        await session.resize(width, height)
-    except Error:
-        pass  # the process has ended, or has no terminal
 
 
 @dataclass(slots=True)
@@ -249,23 +244,19 @@ async def _drain(tasks: dict[asyncio.Task[None], OutputCopy]) -> None:
 async def _end(streams: CommandStreams) -> None:
     for out in (streams.stdout, streams.stderr):
         if out is not None:
-            try:
+            with contextlib.suppress(StreamGone):  # the client has reset this stream only
                 await out.end()
-            except StreamGone:
-                pass  # the client has reset this stream only
 
 
 async def send_status(streams: CommandStreams, status: dict[str, object], text: str) -> None:
     """Write the end of a session to the error stream: `status`, a Status object as JSON, or for old
     clients `text`, which is empty after a success."""
-    try:
+    with contextlib.suppress(StreamGone):
         if streams.json_status:
             await streams.error.write(json.dumps(status).encode())
         elif text:
             await streams.error.write(text.encode())
         await streams.error.end()
-    except StreamGone:
-        pass
 
 
 def exit_status(exit_code: int) -> tuple[dict[str, object], str]:

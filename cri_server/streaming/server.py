@@ -155,7 +155,9 @@ class StreamingServer:
     async def _connection(self, sock: socket.socket) -> None:
         """Serve one connection."""
         try:
-            await self._import_handler()
+            # In a thread, because the imports of `handler` take 30 ms.
+            if self._handler is None:
+                await asyncio.to_thread(importlib.import_module, HANDLER_MODULE)
         except BaseException:
             sock.close()
             raise
@@ -172,11 +174,6 @@ class StreamingServer:
                 await self.handler.serve(plain)
         except NoHandshake as error:
             log.debug("streaming: %s", error)
-
-    async def _import_handler(self) -> None:
-        """Import the module of `handler` in a thread, because its imports take 30 ms."""
-        if self._handler is None:
-            await asyncio.to_thread(importlib.import_module, HANDLER_MODULE)
 
     def _on_ticket(self) -> None:
         if (task := asyncio.current_task()) is not None:

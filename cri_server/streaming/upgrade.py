@@ -12,7 +12,6 @@ ticket is in no cookie.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -76,26 +75,23 @@ class RequestReader:
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_LIMIT_BYTES)
-        self._request: h11.Request | None = None
 
     def receive(self, data: bytes) -> UpgradeRequest | None:
         """Add received bytes; empty bytes mean that the client has closed its side. Return the
         request when it is complete, else None. Raises `Refused`."""
         try:
             self._http.receive_data(data)
-            if self._request is None:
-                event = self._http.next_event()
-                if event is h11.NEED_DATA:
-                    return None
-                if not isinstance(event, h11.Request):
-                    raise Refused(400, "the client sent no HTTP request")
-                self._request = event
-                _check_framing(event)
+            event = self._http.next_event()
         except h11.RemoteProtocolError as error:
             raise Refused(431 if error.error_status_hint == 431 else 400, str(error)) from None
+        if event is h11.NEED_DATA:
+            return None
+        if not isinstance(event, h11.Request):
+            raise Refused(400, "the client sent no HTTP request")
+        _check_framing(event)
         # A client may send its first frames behind the request; h11 stops at an Upgrade.
         ahead, _ = self._http.trailing_data
-        return _checked(self._request, bytes(ahead))
+        return _checked(event, bytes(ahead))
 
 
 def _check_framing(event: h11.Request) -> None:
@@ -188,7 +184,7 @@ def switch_to_websocket(request: UpgradeRequest, subprotocol: str) -> bytes:
 def _is_key(text: str) -> bool:
     try:
         return len(base64.b64decode(text, validate=True)) == 16
-    except (binascii.Error, ValueError):
+    except ValueError:
         return False
 
 

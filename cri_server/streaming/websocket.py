@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
+import contextlib
 import logging
 from collections import deque
 from dataclasses import dataclass
@@ -136,10 +136,8 @@ class Messages:
     def _leave(self, code: CloseCode, reason: str) -> None:
         if self._core.state is State.OPEN:
             self._core.send_close(code, reason)
-        try:
+        with contextlib.suppress(ConnectionLost):
             self._transport.post(self._out())
-        except ConnectionLost:
-            pass
 
     async def hung_up(self) -> None:
         """Wait until the client has closed its side, even while no task receives."""
@@ -170,8 +168,8 @@ class WebSocketChannel:
         await self._channels.send(self.number, data)
 
     async def end(self) -> None:
-        """Mark the end of the server's data. Has no effect on the client (`Channels.end`)."""
-        await self._channels.end(self.number)
+        """Do nothing. In v5 the server may half-close a channel, too, but the Go client does not
+        understand that message."""
 
 
 class Channels:
@@ -218,7 +216,7 @@ class Channels:
         if self._dialect.base64:
             try:
                 number, data = message[0] - ord("0"), base64.b64decode(message[1:], validate=True)
-            except binascii.Error:
+            except ValueError:
                 return False
         else:
             number, data = message[0], message[1:]
@@ -240,7 +238,3 @@ class Channels:
                 await self._messages.send(bytes((number,)) + data)
         except ConnectionLost:
             raise StreamGone from None
-
-    async def end(self, number: int) -> None:
-        """Do nothing. In v5 the server may half-close a channel, too, but the Go client does not
-        understand that message."""

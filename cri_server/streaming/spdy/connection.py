@@ -184,6 +184,8 @@ class SpdyConnection:
         return _is_clients(stream_id) and stream_id <= self._last_received
 
     def _control(self, kind: int, flags: int, body: bytes, events: list[Event]) -> None:
+        # SETTINGS and WINDOW_UPDATE are ignored, because the Go peers have no flow control (see
+        # spdy/__init__.py), and unknown types, because the draft requires it.
         match kind:
             case Type.SYN_STREAM:
                 self._syn_stream(flags, body, events)
@@ -197,10 +199,6 @@ class SpdyConnection:
                 self._ping(body)
             case Type.GOAWAY:
                 _two_words(body, "GOAWAY")  # it would refuse streams of the server
-            case Type.SETTINGS | Type.WINDOW_UPDATE:
-                pass  # the Go peers have no flow control, see spdy/__init__.py
-            case _:
-                pass  # the draft requires to ignore unknown types
 
     def _syn_stream(self, flags: int, body: bytes, events: list[Event]) -> None:
         if len(body) < 10:

@@ -41,26 +41,20 @@ class Type(IntEnum):
 
 
 class Status(IntEnum):
-    """Status codes of RST_STREAM."""
+    """The status codes of RST_STREAM that the server sends."""
 
     PROTOCOL_ERROR = 1
-    INVALID_STREAM = 2
     REFUSED_STREAM = 3
-    UNSUPPORTED_VERSION = 4
     CANCEL = 5
     INTERNAL_ERROR = 6
-    FLOW_CONTROL_ERROR = 7
-    STREAM_IN_USE = 8
     STREAM_ALREADY_CLOSED = 9
-    FRAME_TOO_LARGE = 11
 
 
 class Parting(IntEnum):
-    """Status codes of GOAWAY."""
+    """The status codes of GOAWAY that the server sends."""
 
     OK = 0
     PROTOCOL_ERROR = 1
-    INTERNAL_ERROR = 2
 
 
 def control(kind: Type, flags: int, body: bytes) -> bytes:
