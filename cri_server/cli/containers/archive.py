@@ -6,8 +6,6 @@ import os
 import stat
 import sys
 import tarfile
-from collections.abc import Iterator
-from typing import IO
 
 from cri_server.cli.containers.file_copy import CHUNK_BYTES, FOLDER, Copy
 from pyrunc.errors import InvalidArgument, WrongState
@@ -97,16 +95,11 @@ def _make(
     elif member.isfile():
         content = archive.extractfile(member)
         assert content is not None
-        copy.file(status, _parts(content), folder, name)
+        copy.file(status, iter(lambda: content.read(CHUNK_BYTES), b""), folder, name)
     elif member.issym():
         copy.link(status, member.linkname, folder, name)
     else:
         raise WrongState(f"{member.name!r} in the archive is neither a file, a folder nor a link")
-
-
-def _parts(content: IO[bytes]) -> Iterator[bytes]:
-    while part := content.read(CHUNK_BYTES):
-        yield part
 
 
 def _status(member: tarfile.TarInfo) -> os.stat_result:

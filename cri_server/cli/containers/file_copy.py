@@ -6,6 +6,7 @@ file is written under a temporary name and then renamed, so that it appears comp
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -123,10 +124,8 @@ class Copy:
         WrongState if `name` exists and is no folder, OSError."""
         # The folder is closed to others until `finish`, when its contents have their owners and
         # modes.
-        try:
+        with contextlib.suppress(FileExistsError):
             os.mkdir(name, mode, dir_fd=target)
-        except FileExistsError:
-            pass
         try:
             return os.open(name, FOLDER, dir_fd=target)
         except OSError as error:

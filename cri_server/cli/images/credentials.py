@@ -10,7 +10,6 @@ docker's config.json.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -217,7 +216,7 @@ def _config(login: _FileLogin) -> api.AuthConfig | None:
         return api.AuthConfig(identity_token=token, server_address=registry)
     try:
         text = base64.b64decode(str(content.get("auth", "")), validate=True).decode()
-    except (binascii.Error, UnicodeDecodeError):
+    except ValueError:
         text = ""
     # A password may contain colons, a user name may not (RFC 7617, section 2).
     user, colon, password = text.partition(":")

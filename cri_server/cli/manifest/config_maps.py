@@ -8,7 +8,6 @@ kubelet does not expand `$(NAME)` in values from ConfigMaps and Secrets. So this
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import math
 import os
@@ -151,7 +150,7 @@ def _content(document: Mapping[str, Any], what: str) -> dict[str, bytes]:
                     # YAML wraps long texts, and Go's decoder skips line breaks.
                     else base64.b64decode("".join(value.split()), validate=True)
                 )
-            except binascii.Error:
+            except ValueError:
                 raise InvalidSpec(f"{what} {group}.{key}", "is not base64") from None
     if sum(map(len, content.values())) > SIZE_LIMIT_BYTES:
         raise InvalidSpec(what, f"has more than {SIZE_LIMIT_BYTES} bytes")

@@ -27,28 +27,25 @@ Harmless = tuple[Any, ...] | None
 
 _POD: dict[str, Harmless] = {"status": ANY}
 
+_SET_BY_API_SERVER = """
+    creationTimestamp deletionTimestamp deletionGracePeriodSeconds generation managedFields
+    resourceVersion selfLink
+"""
 _METADATA: dict[str, Harmless] = {
-    **dict.fromkeys(
-        ("creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds", "generation"), ANY
-    ),
-    **dict.fromkeys(("managedFields", "resourceVersion", "selfLink"), ANY),
+    **dict.fromkeys(_SET_BY_API_SERVER.split(), ANY),
     **dict.fromkeys(("generateName", "finalizers", "ownerReferences"), EMPTY),
 }
 
+# For the scheduler, the API server or a controller, which `run` replaces. No token is mounted, with
+# or without a service account.
+_FOR_CONTROLLERS = """
+    affinity automountServiceAccountToken enableServiceLinks nodeName nodeSelector overhead
+    preemptionPolicy priority priorityClassName readinessGates schedulerName schedulingGates
+    schedulingGroup serviceAccount serviceAccountName tolerations topologySpreadConstraints
+"""
 _SPEC: dict[str, Harmless] = {
-    # for the scheduler, the API server or a controller, which `run` replaces
-    **dict.fromkeys(
-        ("affinity", "nodeName", "nodeSelector", "overhead", "priority", "priorityClassName"), ANY
-    ),
-    **dict.fromkeys(
-        ("preemptionPolicy", "readinessGates", "schedulerName", "schedulingGates"), ANY
-    ),
-    **dict.fromkeys(("schedulingGroup", "tolerations", "topologySpreadConstraints"), ANY),
-    # no token is mounted, with or without an account
-    **dict.fromkeys(("serviceAccount", "serviceAccountName"), ANY),
+    **dict.fromkeys(_FOR_CONTROLLERS.split(), ANY),
     "activeDeadlineSeconds": NONE,
-    "automountServiceAccountToken": ANY,
-    "enableServiceLinks": ANY,
     "hostUsers": (True,),
     "os": ({"name": "linux"}, {}),
     "restartPolicy": ("Always", "Never"),

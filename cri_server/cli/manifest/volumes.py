@@ -19,11 +19,9 @@ from pyrunc.errors import KernelError, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath
 
-# hostPath.type -> test of the file's mode, and its name for people
+# hostPath.type, without `OrCreate` -> test of the file's mode, and its name for people
 KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
-    "DirectoryOrCreate": (stat.S_ISDIR, "directory"),
     "Directory": (stat.S_ISDIR, "directory"),
-    "FileOrCreate": (stat.S_ISREG, "regular file"),
     "File": (stat.S_ISREG, "regular file"),
     "Socket": (stat.S_ISSOCK, "socket"),
     "CharDevice": (stat.S_ISCHR, "character device"),
@@ -87,7 +85,7 @@ def _make_files(path: Path, files: list[pod_model.VolumeFile], group: int | None
 
 
 def _check_host_path(volume: pod_model.HostPath, where: str) -> None:
-    matches, name = KINDS[volume.type]
+    matches, name = KINDS[volume.type.removesuffix("OrCreate")]
     try:
         mode = os.stat(volume.path).st_mode
     except FileNotFoundError:

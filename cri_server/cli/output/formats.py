@@ -7,6 +7,7 @@ fields included), so that scripts written for crictl can read it.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -150,10 +151,8 @@ def with_info(message: Any) -> dict[str, Any]:
     if not info:
         return document
     for key, text in info.items():
-        try:
+        with contextlib.suppress(ValueError):
             info[key] = json.loads(text)
-        except ValueError:
-            pass
     nested = info.pop("info", None)
     return {
         **document,

@@ -178,18 +178,16 @@ class Template:
     def _expression(self, tokens: list[str], dot: Any, root: Any) -> Any:
         """Evaluate commands joined by `|`, removing their tokens from `tokens`. Each command gets
         the value of the previous one as its last argument."""
-        value = None
-        first = True
+        piped: list[Any] = []
         while True:
             arguments = []
             while tokens and tokens[0] not in ("|", ")"):
                 arguments.append(self._operand(tokens, dot, root))
             if not arguments:
                 raise self._wrong("an expression is missing")
-            value = self._call(arguments, [] if first else [value])
-            first = False
+            piped = [self._call(arguments, piped)]
             if not tokens or tokens[0] == ")":
-                return value
+                return piped[0]
             tokens.pop(0)
 
     def _operand(self, tokens: list[str], dot: Any, root: Any) -> Any:

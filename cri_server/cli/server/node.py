@@ -53,9 +53,14 @@ def images_fs(address: str, output: OutputOptions) -> None:
     if output.format != "table":
         formats.say(output.document(formats.plain(response)))
         return
+    kinds = (
+        ("images", response.image_filesystems),
+        ("containers", response.container_filesystems),
+    )
     rows = [
         (kind, each.fs_id.mountpoint, size(each.used_bytes.value), str(each.inodes_used.value))
-        for kind, each in _file_systems(response)
+        for kind, file_systems in kinds
+        for each in file_systems
     ]
     formats.say(formats.table(("KIND", "PATH", "USED", "INODES"), rows))
 
@@ -89,8 +94,3 @@ metricdescs = _answer(
     api.ListMetricDescriptorsRequest(),
     "Show the descriptions of the metrics of pods.",
 )
-
-
-def _file_systems(response: Any) -> list[tuple[str, Any]]:
-    images = [("images", each) for each in response.image_filesystems]
-    return images + [("containers", each) for each in response.container_filesystems]

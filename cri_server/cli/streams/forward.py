@@ -176,7 +176,7 @@ def _receive(connection: socket.socket, channel: Any) -> None:
 
     skip = {DATA: 2, ERROR: 2}  # bytes of the port, at the beginning of each channel
     failure = b""
-    try:
+    with contextlib.suppress(OSError, WebSocketException):
         while True:
             frame = channel.recv()
             number, content = frame[0], frame[1:]
@@ -186,8 +186,6 @@ def _receive(connection: socket.socket, channel: Any) -> None:
                 connection.sendall(content[skipped:])
             else:
                 failure += content[skipped:]
-    except (OSError, WebSocketException):
-        pass
     if failure:
         raise Error(failure.decode(errors="replace"))
 

@@ -179,9 +179,7 @@ class Filter:
         if self.since is None and self.until is None:
             return True
         try:
-            written = datetime.datetime.fromisoformat(
-                _microseconds(entry.time.decode("ascii", "replace"))
-            )
+            written = datetime.datetime.fromisoformat(entry.time.decode("ascii", "replace"))
         except ValueError:
             return True
         return (self.since is None or written >= self.since) and (
@@ -196,8 +194,3 @@ class Filter:
         part = content[: self.limit_bytes]
         self.limit_bytes -= len(part)
         return part
-
-
-def _microseconds(text: str) -> str:
-    """Shorten nanoseconds of an RFC 3339 time to microseconds, the most that Python can parse."""
-    return re.sub(r"(\.\d{6})\d+", r"\1", text)

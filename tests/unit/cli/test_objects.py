@@ -269,6 +269,7 @@ def test_probes_are_reported() -> None:
             "'other' is not the namespace of the Pod, 'default'",
         ),
         ([pod(), {**SECRET, "data": {"x": "?"}}], "Secret keys data.x: is not base64"),
+        ([pod(), {**SECRET, "data": {"x": "é"}}], "Secret keys data.x: is not base64"),
         ([pod(), {**MAP, "dta": {}}], "ConfigMap settings dta: no such field"),
         (
             [pod(), {**MAP, "data": {"x": 5}}],
