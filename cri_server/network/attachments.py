@@ -14,15 +14,15 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from cni_plugins.protocol.config import NetworkList, parse_list_object
 from cni_plugins.protocol.errors import CniError
 from cni_plugins.protocol.result import Result
+from cri_server.store.disk import records_in
 from pyrunc.atomic_file import DamagedRecord, is_unwritten, read_json, remove_leftovers, write_json
 from pyrunc.errors import Error, NotFound
-
-_ENDING = ".json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +43,6 @@ class Attachment:
     capabilities: dict[str, Any]
     result: Result | None = None
     begun: int | None = None
-
-    def with_result(self, result: Result) -> Attachment:
-        return replace(self, result=result)
 
     def with_path(self, netns_path: str) -> Attachment:
         """Return a copy of the attachment, and of its result, with another path of the network
@@ -155,9 +152,8 @@ class Attachments:
         each damaged record."""
         damaged = []
         attachments = dict(self._cached)
-        for name in sorted(os.listdir(self._folder)) if os.path.isdir(self._folder) else ():
-            sandbox_id = name.removesuffix(_ENDING)
-            if sandbox_id == name or sandbox_id in attachments:
+        for sandbox_id in sorted(records_in(Path(self._folder))):
+            if sandbox_id in attachments:
                 continue
             try:
                 attachment = self.read(sandbox_id)
@@ -169,4 +165,4 @@ class Attachments:
         return list(attachments.values()), damaged
 
     def _path(self, sandbox_id: str) -> str:
-        return os.path.join(self._folder, sandbox_id + _ENDING)
+        return os.path.join(self._folder, f"{sandbox_id}.json")

@@ -9,7 +9,7 @@ from typing import Any
 
 from cni_plugins.protocol.call import format_arguments
 from cni_plugins.protocol.errors import CniError
-from cri_server.network.model import Bandwidth, PodNetwork
+from cri_server.network.model import PodNetwork
 from pyrunc.errors import InvalidArgument
 
 _ANNOTATIONS = {
@@ -41,7 +41,6 @@ def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[s
     """Return the value of every CNI capability that the server offers for the pod. A plugin gets
     those that its configuration lists. Raises InvalidArgument for a malformed bandwidth
     annotation."""
-    bandwidth = pod.bandwidth or bandwidth_of(pod.annotations)
     capabilities: dict[str, Any] = {
         "portMappings": [
             {
@@ -55,19 +54,13 @@ def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[s
             if m.host_port > 0
         ],
         "io.kubernetes.cri.pod-annotations": dict(pod.annotations),
+        "bandwidth": bandwidth_of(pod.annotations),
     }
     if pod.dns is not None:
         capabilities["dns"] = {
             "servers": list(pod.dns.servers),
             "searches": list(pod.dns.searches),
             "options": list(pod.dns.options),
-        }
-    if bandwidth is not None:
-        capabilities["bandwidth"] = {
-            "ingressRate": bandwidth.ingress_rate,
-            "ingressBurst": bandwidth.ingress_burst,
-            "egressRate": bandwidth.egress_rate,
-            "egressBurst": bandwidth.egress_burst,
         }
     if pod.cgroup_path:
         capabilities["cgroupPath"] = pod.cgroup_path
@@ -99,19 +92,16 @@ def cni_arguments(pod: PodNetwork) -> tuple[tuple[str, str], ...]:
     return pairs
 
 
-def bandwidth_of(annotations: dict[str, str]) -> Bandwidth | None:
-    """Return the bandwidth limits in a pod's annotations, Kubernetes quantities of bits per second;
-    None without them. Raises InvalidArgument for a value that is no quantity, or is not between 1k
-    and 1P."""
-    rates = {
-        direction: _rate(annotations[key], key)
-        for direction, key in _ANNOTATIONS.items()
-        if annotations.get(key)
-    }
-    if not rates:
-        return None
-    ingress, egress = rates.get("ingress", 0), rates.get("egress", 0)
-    return Bandwidth(ingress, _BURST if ingress else 0, egress, _BURST if egress else 0)
+def bandwidth_of(annotations: dict[str, str]) -> dict[str, int]:
+    """Return the capability `bandwidth` for the limits in a pod's annotations: rates in bits per
+    second, bursts in bits, 0 for no limit. Empty without such annotations. Raises InvalidArgument
+    for a value that is no Kubernetes quantity, or is not between 1k and 1P."""
+    limits: dict[str, int] = {}
+    for direction, key in _ANNOTATIONS.items():
+        rate = _rate(annotations[key], key) if annotations.get(key) else 0
+        limits[f"{direction}Rate"] = rate
+        limits[f"{direction}Burst"] = _BURST if rate else 0
+    return limits if any(limits.values()) else {}
 
 
 def _rate(text: str, key: str) -> int:

@@ -130,10 +130,10 @@ class Configuration:
         appended = []
         for each in names:
             with contextlib.suppress(FileNotFoundError):
-                appended.append(_read_object(os.path.join(folder, each)))
+                appended.append(decode_object(_read(os.path.join(folder, each)), each))
         return {**value, "plugins": [*inline, *appended]} if appended else value
 
-    def _fallback(self, skipped: tuple[str, ...] = ()) -> ConfiguredNetwork:
+    def _fallback(self, skipped: tuple[str, ...]) -> ConfiguredNetwork:
         if self._default is not None:
             return ConfiguredNetwork(parse_list_object(self._default), "built in", "", skipped)
         empty = f"no network configuration (*.conflist, *.conf, *.json) in {self._folder}"
@@ -153,10 +153,6 @@ def _describe(entry: os.DirEntry[str], folder: str = "") -> tuple[str, int, int,
 
 def _is_dangling(entry: os.DirEntry[str]) -> bool:
     return entry.is_symlink() and not os.path.exists(entry.path)
-
-
-def _read_object(path: str) -> dict[str, Any]:
-    return decode_object(_read(path), os.path.basename(path))
 
 
 def _read(path: str) -> bytes:

@@ -27,24 +27,13 @@ class PodDns:
 
 
 @dataclass(frozen=True, slots=True)
-class Bandwidth:
-    """Limits in bits per second and bursts in bits; 0 is no limit (CNI capability `bandwidth`)."""
-
-    ingress_rate: int = 0
-    ingress_burst: int = 0
-    egress_rate: int = 0
-    egress_burst: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class PodNetwork:
     """A pod, with what `NetworkService.attach` needs of it.
 
     - `netns_path`: the present path of its network namespace (`/proc/<shim>/fd/<n>`). Plugins get
       the namespace's name in `netns_dir` instead.
     - `port_mappings`: those with host port 0 are ignored.
-    - `bandwidth`: None: the limits in the annotations `kubernetes.io/{ingress,egress}-bandwidth`
-      apply.
+    - `annotations`: limits of the bandwidth are in `kubernetes.io/{ingress,egress}-bandwidth`.
     - `cgroup_path`: the pod's cgroup in kubelet's form (capability cgroupPath).
     """
 
@@ -55,7 +44,6 @@ class PodNetwork:
     netns_path: str
     port_mappings: tuple[PortMapping, ...] = ()
     dns: PodDns | None = None
-    bandwidth: Bandwidth | None = None
     annotations: dict[str, str] = field(default_factory=dict)
     cgroup_path: str = ""
 

@@ -126,12 +126,14 @@ class NetworkService:
             if self._status is None or self._status[1] != key or now > self._status[0]:
                 # With the pod ranges: a network that takes its ranges from kubelet would never be
                 # ready without them, and kubelet would run no pod.
-                ready = await self._ask_status(configured.network, node_capabilities(ranges))
-                self._status = (
-                    now + (_STATUS_TTL_S if ready.ready else _UNREADY_TTL_S),
-                    key,
-                    ready,
-                )
+                capabilities = node_capabilities(ranges)
+                try:
+                    await self._plugins.status(configured.network, capabilities, _STATUS_TIMEOUT_S)
+                except (Error, OSError) as error:
+                    ready = Readiness(False, _NOT_READY, str(error))
+                    self._status = (now + _UNREADY_TTL_S, key, ready)
+                else:
+                    self._status = (now + _STATUS_TTL_S, key, Readiness(True))
             return self._status[2]
 
     async def attached(self) -> list[str]:
@@ -177,7 +179,7 @@ class NetworkService:
             self._names.make(pod.sandbox_id, pod.netns_path)
             progress = AddProgress()
             try:
-                attached = attachment.with_result(await self._add(attachment, progress))
+                attached = replace(attachment, result=await self._add(attachment, progress))
                 answer = _result(attached)
                 self._attachments.add(attached)
                 writing = asyncio.create_task(self._store(attached))
@@ -336,13 +338,6 @@ class NetworkService:
             if missing
             else ""
         )
-
-    async def _ask_status(self, network: NetworkList, capabilities: dict[str, Any]) -> Readiness:
-        try:
-            await self._plugins.status(network, capabilities, _STATUS_TIMEOUT_S)
-        except (Error, OSError) as error:
-            return Readiness(False, _NOT_READY, str(error))
-        return Readiness(True)
 
     def _prepare(self, pod: PodNetwork, network: NetworkList) -> Attachment:
         _check_id(pod.sandbox_id)

@@ -18,7 +18,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import bandwidth_of, capability_arguments, cni_arguments
 from cri_server.network.configuration import Configuration, builtin_network
-from cri_server.network.model import Bandwidth, PodDns, PodNetwork, PortMapping
+from cri_server.network.model import PodDns, PodNetwork, PortMapping
 from cri_server.sandboxes.run import pod_network
 from cri_server.store.model import Sandbox
 from pyrunc.atomic_file import DamagedRecord
@@ -206,15 +206,19 @@ def test_every_capability_is_passed() -> None:
     network = pod(
         port_mappings=(PortMapping(8080, 80), PortMapping(0, 81)),
         dns=PodDns(("10.0.0.1",), ("a.b",), ("ndots:5",)),
-        bandwidth=Bandwidth(1, 2, 3, 4),
-        annotations={"a": "b"},
+        annotations={"a": "b", "kubernetes.io/ingress-bandwidth": "1M"},
         cgroup_path="/kubepods/x",
     )
     assert capability_arguments(network, ("10.0.0.0/24",)) == {
         "portMappings": [{"hostPort": 8080, "containerPort": 80, "protocol": "tcp", "hostIP": ""}],
         "dns": {"servers": ["10.0.0.1"], "searches": ["a.b"], "options": ["ndots:5"]},
-        "bandwidth": {"ingressRate": 1, "ingressBurst": 2, "egressRate": 3, "egressBurst": 4},
-        "io.kubernetes.cri.pod-annotations": {"a": "b"},
+        "bandwidth": {
+            "ingressRate": 10**6,
+            "ingressBurst": (1 << 32) - 1,
+            "egressRate": 0,
+            "egressBurst": 0,
+        },
+        "io.kubernetes.cri.pod-annotations": network.annotations,
         "ipRanges": [[{"subnet": "10.0.0.0/24"}]],
         "cgroupPath": "/kubepods/x",
     }
@@ -233,9 +237,12 @@ def test_every_capability_is_passed() -> None:
     ],
 )
 def test_bandwidth_annotations_are_parsed(text: str, rate: int) -> None:
-    assert bandwidth_of({"kubernetes.io/egress-bandwidth": text}) == Bandwidth(
-        0, 0, rate, (1 << 32) - 1
-    )
+    assert bandwidth_of({"kubernetes.io/egress-bandwidth": text}) == {
+        "ingressRate": 0,
+        "ingressBurst": 0,
+        "egressRate": rate,
+        "egressBurst": (1 << 32) - 1,
+    }
 
 
 @pytest.mark.parametrize("text", ["1", "2P", "-1M", "1MB", "fast", "1e", "9" * 100, " 1M"])
@@ -250,7 +257,7 @@ def test_any_annotation_is_converted_or_refused(text: str) -> None:
         bandwidth = bandwidth_of({"kubernetes.io/ingress-bandwidth": text})
     except InvalidArgument:
         return
-    assert bandwidth is None or 1000 <= bandwidth.ingress_rate <= 10**15
+    assert not bandwidth or 1000 <= bandwidth["ingressRate"] <= 10**15
 
 
 def test_plugins_get_the_arguments_of_kubernetes() -> None:
