@@ -88,7 +88,8 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
         stack.enter_context(_locked(paths.state))
         _check_owner(paths)
         _check_format(paths)
-        _prepare(paths)
+        with disk_errors("mkdir", str(root)):
+            paths.prepare()
         # Last, so that a server that is refused above leaves the other server's records as they
         # were.
         _store(paths)
@@ -182,11 +183,6 @@ def _store(paths: Paths) -> None:
             record.write(folder, durable=folder == paths.root)
         except OSError as error:
             log.warning("%s", disk_error(error, "write", str(folder / record.name)))
-
-
-def _prepare(paths: Paths) -> None:
-    with disk_errors("mkdir", str(paths.root)):
-        paths.prepare()
 
 
 def _make(folder: Path, mode: int) -> None:

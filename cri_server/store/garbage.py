@@ -62,6 +62,8 @@ DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder in which doctor tries an
 BUSY = "a running operation may own it"
 NAMES_SHOWN = 3
 
+Action = Literal["keep", "remove", "removed", "convert", "converted", "failed"]
+
 
 @dataclass(frozen=True, slots=True)
 class GarbageEntry:
@@ -73,7 +75,7 @@ class GarbageEntry:
 
     kind: str
     name: str
-    action: Literal["keep", "remove", "removed", "convert", "converted", "failed"]
+    action: Action
     why: str
     size_bytes: int = 0
 
@@ -100,8 +102,11 @@ class _GarbageCollector:
         self._services, self._dry_run = services, dry_run
         self.items: list[GarbageEntry] = []
 
+    def _report(self, action: Action, kind: str, name: str, why: str, size_bytes: int = 0) -> None:
+        self.items.append(GarbageEntry(kind, name, action, why, size_bytes))
+
     def _keep(self, kind: str, name: str, why: str, size_bytes: int = 0) -> None:
-        self.items.append(GarbageEntry(kind, name, "keep", why, size_bytes))
+        self._report("keep", kind, name, why, size_bytes)
 
     async def _remove(
         self, kind: str, name: str, why: str, size_bytes: int, remove: Callable[[], Any]
@@ -109,14 +114,14 @@ class _GarbageCollector:
         """Remove an object with `remove`, and report it. Only reports in a dry run. A failure is
         reported, too, and not raised."""
         if self._dry_run:
-            self.items.append(GarbageEntry(kind, name, "remove", why, size_bytes))
+            self._report("remove", kind, name, why, size_bytes)
             return
         try:
             await remove()
         except (Error, OSError) as error:
-            self.items.append(GarbageEntry(kind, name, "failed", f"{why}, but {error}", size_bytes))
+            self._report("failed", kind, name, f"{why}, but {error}", size_bytes)
         else:
-            self.items.append(GarbageEntry(kind, name, "removed", why, size_bytes))
+            self._report("removed", kind, name, why, size_bytes)
 
     async def images(self, unused: bool) -> None:
         for image in await self._services.images.list():
@@ -147,17 +152,18 @@ class _GarbageCollector:
                 self._dry_run or await images.convert(image.id)
             )
         except (Error, OSError) as error:
-            self.items.append(
-                GarbageEntry("image", name, "failed", f"{why}, but {error}", image.size_bytes)
-            )
+            self._report("failed", "image", name, f"{why}, but {error}", image.size_bytes)
             return
         if done:
-            action: Literal["convert", "converted"] = "convert" if self._dry_run else "converted"
-            self.items.append(GarbageEntry("image", name, action, why, image.size_bytes))
+            action: Action = "convert" if self._dry_run else "converted"
+            self._report(action, "image", name, why, image.size_bytes)
         else:
             reason = self._reason_to_keep(image) or "a container of it is being created"
             self._keep(
-                "image", name, f"{reason}; converted when unused, because {why}", image.size_bytes
+                "image",
+                name,
+                f"{reason}; converted when unused, because {why}",
+                image.size_bytes,
             )
 
     def _reason_to_keep(self, image: Image) -> str:
@@ -173,17 +179,11 @@ class _GarbageCollector:
             if entry.kind == "unknown":
                 self._unknown(entry)
                 continue
-            if self._dry_run:
-                self._report(entry, "remove", _WHY[entry.kind])
-            elif await self._services.images.discard(entry):
-                self._report(entry, "removed", _WHY[entry.kind])
-            else:
-                self._report(entry, "keep", "a running pull needs it")
-
-    def _report(
-        self, entry: UnusedEntry, action: Literal["keep", "remove", "removed"], why: str
-    ) -> None:
-        self.items.append(GarbageEntry(entry.kind, entry.path.name, action, why, entry.size_bytes))
+            action: Action = "remove" if self._dry_run else "removed"
+            why = _WHY[entry.kind]
+            if not self._dry_run and not await self._services.images.discard(entry):
+                action, why = "keep", "a running pull needs it"
+            self._report(action, entry.kind, entry.path.name, why, entry.size_bytes)
 
     def _unknown(self, entry: UnusedEntry) -> None:
         why = "a damaged file that was set aside: inspect it, then remove it by hand"
@@ -279,12 +279,10 @@ class _GarbageCollector:
     def _size(self, kind: str, identifier: str) -> int:
         paths = self._services.paths
         if kind == "pod":
-            return size_of(paths.sandbox_root(identifier)) + size_of(
-                paths.sandbox_state(identifier)
-            )
-        return size_of(paths.container_root(identifier)) + size_of(
-            paths.container_state(identifier)
-        )
+            folders = paths.sandbox_root(identifier), paths.sandbox_state(identifier)
+        else:
+            folders = paths.container_root(identifier), paths.container_state(identifier)
+        return sum(map(size_of, folders))
 
     async def _file(self, path: Path, idle: bool) -> None:
         size = size_of(path)
