@@ -12,14 +12,13 @@ import stat
 import tarfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 
-from cri_server.images.layers.trees import DirectoryWalker, depth_first_key
+from cri_server.images.layers.trees import DirectoryWalker, depth_first_key, is_opaque
 from pyrunc.errors import KernelError, Unsupported
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath, open_regular_at
 from pyrunc.kernel.tree import FOLDER
 
 OVERLAY = "trusted.overlay."
-OPAQUE = f"{OVERLAY}opaque"
 # A file without its data, a folder under another name: overlayfs writes these with its options
 # redirect_dir and metacopy.
 POINTERS = (f"{OVERLAY}redirect", f"{OVERLAY}metacopy")
@@ -108,10 +107,9 @@ class _TarWriter:
         """Write the files and subfolders of the folder `path`, without the content of the
         subfolders. Returns the subfolders' paths."""
         place = self._folders.open(path)
-        own = f"/proc/self/fd/{place}"
-        if is_opaque(own):
+        if is_opaque(place):
             self.opaque.append(path)
-        names = self.seen[path] = sorted(os.fsencode(name) for name in os.listdir(own))
+        names = self.seen[path] = sorted(map(os.fsencode, os.listdir(f"/proc/self/fd/{place}")))
         below = []
         for name in names:
             child = path + b"/" + name if path else name
@@ -185,15 +183,6 @@ def _is_utf8(name: str) -> bool:
     """Return whether a name that `os` returned is valid UTF-8. `os` decodes other bytes as
     surrogate escapes."""
     return all(not "\udc80" <= character <= "\udcff" for character in name)
-
-
-def is_opaque(path: str) -> bool:
-    """Return whether a folder of a writable layer is an opaque directory
-    (`trusted.overlay.opaque`)."""
-    try:
-        return os.getxattr(path, OPAQUE) == b"y"
-    except OSError:
-        return False
 
 
 def _hidden(

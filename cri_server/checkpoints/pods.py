@@ -24,10 +24,6 @@ class Options(msgspec.Struct):
     annotations: dict[str, str] = {}
     version: int = VERSION
 
-    def encode(self) -> bytes:
-        """Encode the content of pod.options as JSON."""
-        return msgspec.json.encode(self)
-
 
 def decode(content: bytes) -> Options:
     """Decode the content of pod.options. Raises InvalidArgument."""

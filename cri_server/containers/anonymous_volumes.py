@@ -11,8 +11,7 @@ from __future__ import annotations
 import errno
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cri_server.api import api_pb2 as api
@@ -80,7 +79,7 @@ def fill(
         return
     folder = posixpath.dirname(volumes[0].source)
     os.mkdir(folder, 0o700)
-    with merged(layers) as image, _open_folder(folder) as fd:
+    with merged(layers) as image, closing_fd(os.open(folder, _DIRECTORY)) as fd:
         # An image of 427 bytes can hold a sparse file of 64 GiB.
         reserve = Reserve(fd, folder)
 
@@ -92,12 +91,6 @@ def fill(
         for volume in volumes:
             os.mkdir(volume.source, 0o755)
             _fill(volume, image, tick)
-
-
-@contextmanager
-def _open_folder(folder: str) -> Iterator[int]:
-    with closing_fd(os.open(folder, _DIRECTORY)) as fd:
-        yield fd
 
 
 def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:

@@ -32,12 +32,9 @@ from pyrunc.checkpoint import criu
 from pyrunc.errors import (
     DeadlineExceeded,
     InvalidArgument,
-    KernelError,
     NotFound,
-    PeerError,
     WrongState,
 )
-from pyrunc.kernel import cgroup
 from pyrunc.kernel.full import disk_error, disk_errors
 from pyrunc.kernel.tree import remove_path
 from pyrunc.records import Record
@@ -188,11 +185,7 @@ def require_running(container: Container) -> None:
 
 def thaw(container: Container) -> None:
     """Thaw the container; does nothing if it has exited. Raises KernelError."""
-    try:
-        groups.place(container.cgroups_path, container.id).thaw()
-    except KernelError as error:
-        if error.errno not in cgroup.GONE:
-            raise
+    groups.place(container.cgroups_path, container.id).thaw()
 
 
 async def capture(context: CheckpointContext) -> None:
@@ -238,6 +231,4 @@ async def run(services: Services, job: str, arguments: Record, fds: Sequence[int
     """Run a checkpoint job to its end. Raises the job's error, or PeerError if its exit code is not
     0."""
     result = await services.zygote.run(job, arguments, fds, timeout_s=CRIU_TIMEOUT_S)
-    if result.exit_code:
-        last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PeerError(f"{job} failed with exit code {result.exit_code}: {last_line[:300]}")
+    result.require_success(job)

@@ -59,7 +59,6 @@ from pyrunc.errors import (
     AlreadyExists,
     InvalidArgument,
     NotFound,
-    PeerError,
     Unsupported,
     WrongState,
 )
@@ -307,13 +306,8 @@ async def label_volumes(context: CreateContext) -> None:
         result = await context.services.zygote.run(
             relabel.JOB, arguments, timeout_s=RELABEL_TIMEOUT_S
         )
-        if result.exit_code:  # 137 where the node has no memory for the names of a huge folder
-            last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            raise PeerError(
-                f"SELinux relabelling of {', '.join(paths)} failed with exit code"
-                f" {result.exit_code}:"
-                f" {last_line[:300]}"
-            )
+        # The exit code is 137 where the node has no memory for the names of a huge folder.
+        result.require_success(f"SELinux relabelling of {', '.join(paths)}")
 
 
 async def build_spec(context: CreateContext) -> None:
@@ -326,14 +320,7 @@ async def build_spec(context: CreateContext) -> None:
             container_id=context.id,
             config=context.config,
             sandbox=sandbox.config,
-            image=build.ImageFacts(
-                user=image.user,
-                env=image.env,
-                entrypoint=image.entrypoint,
-                cmd=image.cmd,
-                working_dir=image.working_dir,
-                stop_signal=image.stop_signal,
-            ),
+            image=image,
             accounts=context.accounts,
             requested_mounts=[*context.requested_mounts, *context.volumes, *context.placeholders],
             devices=context.devices,
@@ -486,10 +473,15 @@ async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[
     await asyncio.to_thread(make_layer, root, lower_dirs[0])
     if not context.volumes:
         return
-    cancelled = threading.Event()
+    cancelled, running = threading.Event(), context.services.running
+    key = _key(context.sandbox, context.config)
 
     def is_abandoned() -> bool:
-        return cancelled.is_set() or _is_abandoned(context)
+        return (
+            cancelled.is_set()
+            or context.sandbox.phase != "ready"
+            or running.seconds_without_caller(key) > CALLER_GRACE_S
+        )
 
     try:
         await in_thread(
@@ -500,16 +492,6 @@ async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[
             f"copying the image's volumes was stopped: sandbox {context.sandbox.id} is being"
             " stopped, or the caller no longer waits"
         ) from None
-
-
-def _is_abandoned(context: CreateContext) -> bool:
-    """Return whether the sandbox is being stopped, or no caller has waited for the container for
-    `CALLER_GRACE_S`. Thread-safe."""
-    key = _key(context.sandbox, context.config)
-    return (
-        context.sandbox.phase != "ready"
-        or context.services.running.seconds_without_caller(key) > CALLER_GRACE_S
-    )
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:

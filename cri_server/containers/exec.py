@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import logging
 import os
 import tempfile
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -29,8 +28,6 @@ from pyrunc.errors import (
     WrongState,
 )
 from pyrunc.shim import messages
-
-log = logging.getLogger(__name__)
 
 # Of both streams together. A gRPC client accepts 16 MiB per message, of which 64 KiB are reserved
 # for the other fields. Without a limit a command could fill the node's memory (CVE-2022-1708,
@@ -61,7 +58,7 @@ class ExecOutput:
         self._discarded = False
         self._loop = asyncio.get_running_loop()
         os.set_blocking(descriptor, False)
-        self._watch()
+        self._loop.add_reader(self._descriptor, self._readable)
 
     @property
     def in_memory(self) -> bool:
@@ -106,7 +103,7 @@ class ExecOutput:
     def close(self) -> None:
         """Stop reading and close the pipe; does nothing if it is already closed."""
         if not self._closed:
-            self._unwatch()
+            self._loop.remove_reader(self._descriptor)
             os.close(self._descriptor)
             self._closed = True
 
@@ -117,13 +114,6 @@ class ExecOutput:
         self._discarded = True
         if self._writing is None and self._file is not None:
             self._file.close()
-
-    def _watch(self) -> None:
-        """Read as data arrives."""
-        self._loop.add_reader(self._descriptor, self._readable)
-
-    def _unwatch(self) -> None:
-        self._loop.remove_reader(self._descriptor)
 
     def _readable(self) -> bool:
         if self._closed:
@@ -147,7 +137,7 @@ class ExecOutput:
             self.size += len(data)
         elif self._error is None:
             # Reading pauses until the thread has written: the disk may be slow.
-            self._unwatch()
+            self._loop.remove_reader(self._descriptor)
             self._writing = self._loop.run_in_executor(None, self._write, data)
             self._writing.add_done_callback(self._written)
 
@@ -156,9 +146,7 @@ class ExecOutput:
         if self._file is None:
             # Without a name (O_TMPFILE, open(2)), so that a killed server leaves nothing behind.
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._file.fileno(), rest) :]
+        atomic_file.write_all(self._file.fileno(), data)
         self.size += len(data)
 
     def _written(self, writing: asyncio.Future[None]) -> None:
@@ -169,7 +157,7 @@ class ExecOutput:
         if self._discarded:
             self.discard()
         elif not self._closed:
-            self._watch()
+            self._loop.add_reader(self._descriptor, self._readable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +288,7 @@ async def begin(
     pause.refuse_paused(container)
     try:
         oci = oci_process(services, container, command, changes, tty=tty)
-        request = messages.StartExec(container.id, new_exec_id(), oci, tty=tty, **options)
+        request = messages.StartExec(container.id, os.urandom(16).hex(), oci, tty=tty, **options)
         return await pod.exec(request)
     except NotFound as error:
         if container.running:
@@ -328,8 +316,3 @@ async def _exit_code(pod: Pod, session: ExecSession, container: Container, timeo
 
 
 _ending: set[asyncio.Task[None]] = set()
-
-
-def new_exec_id() -> str:
-    """Return a random id for a session."""
-    return os.urandom(16).hex()

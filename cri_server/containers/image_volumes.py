@@ -7,6 +7,7 @@ import asyncio
 import os
 import stat
 
+from cri_server.images.layers.trees import is_opaque
 from cri_server.images.service import Rootfs
 from cri_server.images.store.merged import merged
 from cri_server.services import Services
@@ -14,7 +15,6 @@ from cri_server.spec.mounts import OUR_MOUNTS, MountRequest
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound
 from pyrunc.kernel import path as paths
 
-OPAQUE = "trusted.overlay.opaque"
 PREFIX = "ImageVolumeMountFailed"  # kubelet matches this word
 
 
@@ -115,14 +115,7 @@ def _folder_in_layer(layer: str, parts: list[str]) -> tuple[str, bool]:
             below = os.open(part, flags, dir_fd=folder)
             os.close(folder)
             folder = below
-            hides = hides or _is_opaque(folder)
+            hides = hides or is_opaque(folder)
         return os.readlink(f"/proc/self/fd/{folder}"), hides
     finally:
         os.close(folder)
-
-
-def _is_opaque(folder: int) -> bool:
-    try:
-        return os.getxattr(folder, OPAQUE) == b"y"
-    except OSError:
-        return False

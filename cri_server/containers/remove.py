@@ -3,7 +3,6 @@ Does not delete its log."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from cri_server.containers import stop
@@ -14,8 +13,6 @@ from cri_server.services import Services
 from cri_server.status import sandbox as status
 from cri_server.store import disk
 from cri_server.store.model import Container
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)

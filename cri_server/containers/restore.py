@@ -9,10 +9,9 @@ silently leave out a mount.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +65,8 @@ async def load_checkpoint(
             )
         ) as archive:
             require_criu()
-            await asyncio.to_thread(_make_folders, root, root / ARCHIVE)
-            await _unpack(services, root / ARCHIVE, archive)
+            await asyncio.to_thread(_make_folder, root)
+            await unpack(services, root / ARCHIVE, archive)
         await _load(services, root, [root / ARCHIVE / TREE])
         await asyncio.to_thread(remove_path, root / ARCHIVE)
     else:
@@ -83,7 +82,7 @@ async def load_checkpoint(
                 " (containers.restore_images = false)"
             )
         require_criu()
-        await asyncio.to_thread(_make_folders, root)
+        await asyncio.to_thread(_make_folder, root)
         files = await services.images.rootfs(image.id)
         await _load(services, root, files.lower_dirs)
     return await asyncio.to_thread(read.read, str(services.paths.restore_folder(identifier)))
@@ -108,27 +107,24 @@ def _open_archive(path: str) -> int:
     return number
 
 
-def _make_folders(*folders: Path) -> None:
-    with disk_errors("mkdir", str(folders[-1])):
-        for folder in folders:
-            folder.mkdir(mode=0o700)
+def _make_folder(folder: Path) -> None:
+    with disk_errors("mkdir", str(folder)):
+        folder.mkdir(mode=0o700)
 
 
-async def _unpack(services: Services, folder: Path, archive: int) -> None:
+async def unpack(services: Services, folder: Path, archive: int) -> None:
+    """Create `folder`, and unpack a tar of a checkpoint into its subfolder `tree`. `archive`: an
+    open file. Raises InvalidArgument for a damaged or hostile tar, ResourceExhausted, KernelError,
+    PeerError."""
+    await asyncio.to_thread(_make_folder, folder)
     await run(services, UNPACK, Unpack(str(folder), services.images.archive_limits()), [archive])
 
 
 async def _load(services: Services, root: Path, layers: Sequence[Path]) -> None:
     target = root / "restore"
-    await asyncio.to_thread(_make_folders, target)
-    with _open_tree(layers) as tree:
+    await asyncio.to_thread(_make_folder, target)
+    with kernel_errors("open", repr(str(layers[0]))), merged(layers) as tree:
         await run(services, TAKE, Take(str(target)), [tree])
-
-
-@contextlib.contextmanager
-def _open_tree(layers: Sequence[Path]) -> Iterator[int]:
-    with kernel_errors("open", repr(str(layers[0]))), merged(layers) as root:
-        yield root
 
 
 async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
@@ -196,11 +192,10 @@ async def fill_layer(services: Services, identifier: str, volumes: Sequence[Moun
     root = services.paths.container_root(identifier)
     folder = services.paths.restore_folder(identifier)
     deleted = await asyncio.to_thread(read.deleted, str(folder))
-    await asyncio.to_thread(_make_folders, root / LAYER)
     archive = folder / names.LAYER
     if archive.exists():
         with closing_fd(os.open(archive, os.O_RDONLY | os.O_CLOEXEC)) as number:
-            await _unpack(services, root / LAYER, number)
+            await unpack(services, root / LAYER, number)
         await asyncio.to_thread(_install, root, deleted, volumes)
     await asyncio.to_thread(_set_root_mode, root / "upper", folder / names.IMAGES)
     await asyncio.to_thread(remove_path, root / LAYER)
@@ -237,8 +232,3 @@ def bundle(services: Services, identifier: str) -> RestoreFolders:
     CRIU's work folder and its options."""
     folder = services.paths.restore_folder(identifier)
     return RestoreFolders(str(folder / names.IMAGES), str(folder), OPTIONS)
-
-
-async def remove_files(services: Services, identifier: str) -> None:
-    """Remove the checkpoint's files once the container runs; does nothing if there are none."""
-    await asyncio.to_thread(remove_path, services.paths.restore_folder(identifier))

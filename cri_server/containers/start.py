@@ -3,13 +3,14 @@ executed."""
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import logging
 import signal
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
-from cri_server.containers import launch, restore
+from cri_server.containers import launch
 from cri_server.containers.create import target_pid
 from cri_server.observability import events
 from cri_server.operations.steps import Step, Steps
@@ -18,11 +19,9 @@ from cri_server.spec import pod_files, sources
 from cri_server.status import sandbox as status
 from cri_server.store.model import Container, Exit, Sandbox
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, WrongState
+from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
-
-# containerd's values, which people know from `kubectl describe`.
-START_ERROR, START_ERROR_CODE = "StartError", 128
 
 
 @dataclass(slots=True)
@@ -115,8 +114,9 @@ async def execute(context: StartContext) -> None:
                 raise InvalidArgument(error.message) from None
             raise
         log.warning("container %s was started, although: %s", container.id, error)
-    if context.services.paths.restore_folder(container.id).exists():
-        await restore.remove_files(context.services, container.id)
+    checkpoint = context.services.paths.restore_folder(container.id)
+    if checkpoint.exists():
+        await asyncio.to_thread(remove_path, checkpoint)
 
 
 def is_bad_path(error: Error) -> bool:

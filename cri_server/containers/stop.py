@@ -6,15 +6,11 @@ completes a stop even if the server ends.
 
 from __future__ import annotations
 
-import logging
-
 from cri_server.api import api_pb2 as api
 from cri_server.containers import pause
 from cri_server.services import Services
 from cri_server.spec import signals
 from cri_server.store.model import Container
-
-log = logging.getLogger(__name__)
 
 
 async def stop(services: Services, reference: str, timeout_s: int) -> None:

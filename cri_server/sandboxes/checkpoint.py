@@ -21,6 +21,8 @@ import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
 from cri_server.checkpoints.dump_requests import WRITE_TREE, WriteTree
@@ -195,7 +197,7 @@ def _describe(context: PodCheckpointContext) -> None:
     with disk_errors("write", context.folder):
         for name, content in (
             (pods.DUMP, json.dumps(config).encode()),
-            (pods.OPTIONS, options.encode()),
+            (pods.OPTIONS, msgspec.json.encode(options)),
         ):
             atomic_file.write_bytes(context.new_path(name), content, durable=True)
 

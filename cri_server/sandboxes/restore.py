@@ -16,16 +16,16 @@ from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.checkpoints import pods
-from cri_server.checkpoints.read import FILL, UNPACK, Fill, Unpack
+from cri_server.checkpoints.read import FILL, Fill
 from cri_server.containers import checkpoint as container_checkpoint
 from cri_server.containers import create
+from cri_server.containers.restore import unpack
 from cri_server.images.layers.unpack import TREE
 from cri_server.sandboxes import remove, run, shm
 from cri_server.services import Services
 from cri_server.store.model import sandbox_name
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.full import disk_errors
 from pyrunc.kernel.tree import remove_path
 
 log = logging.getLogger(__name__)
@@ -126,16 +126,8 @@ async def _fill_shm(services: Services, sandbox_id: str, archive: str) -> None:
         return
     folder = Path(services.paths.sandbox_root(sandbox_id), "shm")
     with closing_fd(content):
-        await asyncio.to_thread(_make_folder, folder)
-        await container_checkpoint.run(
-            services, UNPACK, Unpack(str(folder), services.images.archive_limits()), [content]
-        )
+        await unpack(services, folder, content)
         async with shm.open_mounts(services, services.index.sandboxes.get(sandbox_id)) as mounts:
             if mounts:
                 await container_checkpoint.run(services, FILL, Fill(str(folder / TREE)), mounts)
         await asyncio.to_thread(remove_path, folder)
-
-
-def _make_folder(folder: Path) -> None:
-    with disk_errors("mkdir", str(folder)):
-        folder.mkdir(mode=0o700)

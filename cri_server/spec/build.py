@@ -10,6 +10,7 @@ from typing import Any
 
 from cri_server.api import api_pb2 as api
 from cri_server.config.model import ContainersConfig
+from cri_server.images.formats.manifest import ImageConfig
 from cri_server.node.host import NodeFacts, loaded_apparmor_profiles
 from cri_server.security.selinux.labels import NONE as NO_LABELS
 from cri_server.security.selinux.labels import SelinuxLabels
@@ -38,18 +39,6 @@ DENY_ALL = {"allow": False, "access": "rwm"}
 ALLOW_ALL = {"allow": True, "access": "rwm"}
 
 
-@dataclass(frozen=True, slots=True)
-class ImageFacts:
-    """The parts of an image's configuration that apply to its containers."""
-
-    user: str = ""
-    env: Sequence[str] = ()
-    entrypoint: Sequence[str] = ()
-    cmd: Sequence[str] = ()
-    working_dir: str = ""
-    stop_signal: str = ""
-
-
 @dataclass(slots=True)
 class Inputs:
     """Everything that a container's spec depends on. The server has resolved the host paths of the
@@ -58,7 +47,7 @@ class Inputs:
     container_id: str
     config: api.ContainerConfig
     sandbox: api.PodSandboxConfig
-    image: ImageFacts
+    image: ImageConfig
     accounts: user.Accounts
     requested_mounts: list[mounts.MountRequest]
     devices: list[HostDevice]

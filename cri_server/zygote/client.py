@@ -66,6 +66,13 @@ class JobResult:
     fds: list[int] = field(default_factory=list)
     truncated: bool = False
 
+    def require_success(self, job: str) -> None:
+        """Raise PeerError unless the exit code is 0. The message has the exit code, the last line
+        of stderr, and `job`, which names the job."""
+        if self.exit_code:
+            last_line = self.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise PeerError(f"{job} failed with exit code {self.exit_code}: {last_line[:300]}")
+
 
 class Zygote:
     """A zygote process, replaced by a new one when it has died. Use from one event loop."""

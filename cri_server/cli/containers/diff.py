@@ -16,12 +16,11 @@ from typing import NamedTuple
 
 import click
 
-from cri_server.checkpoints.layer import is_opaque
 from cri_server.cli.arguments import completion
 from cri_server.cli.connection.client import Client, UnsupportedCall
 from cri_server.cli.containers.image_tree import open_image_tree
 from cri_server.cli.output import formats, show
-from cri_server.images.layers.trees import open_folder
+from cri_server.images.layers.trees import is_opaque, open_folder
 from pyrunc.errors import KernelError, WrongState
 from pyrunc.kernel.fd import closing_fd
 
@@ -87,7 +86,7 @@ def _below(upper: int, lower: int, path: bytes, hides: bool) -> list[LayerChange
     changes_by_name: dict[bytes, LayerChange] = {}
     with closing_fd(folder):
         # An opaque folder hides all that the image has at this place (trusted.overlay.opaque).
-        hides = hides or is_opaque(f"/proc/self/fd/{folder}")
+        hides = hides or is_opaque(folder)
         in_image = _names(lower, path)
         for name in map(os.fsencode, os.listdir(folder)):
             with contextlib.suppress(FileNotFoundError):

@@ -21,7 +21,12 @@ from cri_server.images.layers import reader, tar_headers
 from cri_server.images.layers.inflate import BadLayer, TarStream, UnpackLimits
 from cri_server.images.layers.reader import bad_link, checked_members, components, joined
 from cri_server.images.layers.tar_headers import TarMember, quoted
-from cri_server.images.layers.trees import DirectoryWalker, depth_first_key, open_folder
+from cri_server.images.layers.trees import (
+    OPAQUE_XATTR,
+    DirectoryWalker,
+    depth_first_key,
+    open_folder,
+)
 from cri_server.images.layers.walk_budget import DIRECTORY_STEPS, WalkBudget
 from cri_server.images.layers.zeros import is_hole
 from cri_server.images.reserve import BLOCK_BYTES, Reserve
@@ -31,7 +36,6 @@ from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
 from pyrunc.kernel.tree import remove_tree
 
-OPAQUE_XATTR = "trusted.overlay.opaque"
 _PARENTS_OPEN = 48
 NAMES_LIMIT_BYTES = 256 << 20  # of all directories, which are held until the end
 _TICK_BYTES = 4 << 20

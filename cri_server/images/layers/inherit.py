@@ -10,8 +10,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
-from cri_server.images.layers.extract import OPAQUE_XATTR
-from cri_server.images.layers.trees import DirectoryWalker, depth_first_key
+from cri_server.images.layers.trees import DirectoryWalker, depth_first_key, is_opaque
 from cri_server.images.layers.walk_budget import WalkBudget
 from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
@@ -83,7 +82,7 @@ class _Levels:
                     continue
                 break  # a file or a whiteout hides what is below
             showing.append(tree)
-            if OPAQUE_XATTR in os.listxattr(f"/proc/self/fd/{directory}"):
+            if is_opaque(directory):
                 break
         return showing
 

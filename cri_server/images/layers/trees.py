@@ -9,6 +9,7 @@ from typing import Self
 from pyrunc.errors import KernelError, kernel_errors
 from pyrunc.kernel.path import open_beneath
 
+OPAQUE_XATTR = "trusted.overlay.opaque"
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -16,6 +17,16 @@ def open_folder(root_fd: int, path: bytes) -> int:
     """Open the directory at `path` beneath the root for reading; the caller closes it. Raises
     KernelError."""
     return open_beneath(root_fd, path or b".", os.O_RDONLY | os.O_DIRECTORY)
+
+
+def is_opaque(folder: int) -> bool:
+    """Return whether a folder of a writable or unpacked layer is an opaque directory
+    (trusted.overlay.opaque): overlayfs hides what lower layers have there. `folder`: a descriptor,
+    also one of O_PATH."""
+    try:
+        return os.getxattr(f"/proc/self/fd/{folder}", OPAQUE_XATTR) == b"y"
+    except OSError:
+        return False
 
 
 def depth_first_key(path: bytes) -> bytes:

@@ -15,7 +15,6 @@ from cri_server.images.layers.sharing import StreamLimiter
 from cri_server.images.layers.turns import Turns
 from cri_server.images.waiting import Watch, first_error
 from cri_server.zygote.client import Zygote
-from pyrunc.errors import PeerError
 from pyrunc.kernel.fd import close_all
 from pyrunc.records import Record
 
@@ -50,7 +49,31 @@ class LayerJobs:
     ) -> None:
         """Run `function` (`module:function`) in a job with `arguments` and copies of the
         descriptors `fds`; call `on_progress` at each of the job's progress reports."""
-        await _in_process(self._zygote, function, arguments, fds, on_progress)
+        reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        loop = asyncio.get_running_loop()
+        # Set when the job's end of the pipe is closed: the process is gone and writes no more.
+        ended = asyncio.Event()
+
+        def readable() -> None:
+            on_progress()
+            if not os.read(reading, 4096):
+                loop.remove_reader(reading)
+                ended.set()
+
+        loop.add_reader(reading, readable)
+        try:
+            result = await self._zygote.run(function, arguments, [*fds, writing])
+        finally:
+            os.close(writing)
+            try:
+                async with asyncio.timeout(_JOB_END_S):
+                    await ended.wait()
+            except TimeoutError:
+                log.warning("a layer job has reported its result, but its process still runs")
+            finally:
+                loop.remove_reader(reading)
+                os.close(reading)
+        result.require_success("a layer job")
 
     async def run_decoded(
         self,
@@ -62,7 +85,7 @@ class LayerJobs:
         """Run `function` (`module:function`) in a job that reads the blob's content from a shared
         ring buffer. A second job decodes the blob into the ring buffer."""
         async with self._decoding(blob, arguments.limits) as receiver:
-            await _in_process(self._zygote, function, arguments, [*receiver.fds], on_progress)
+            await self.run(function, arguments, [*receiver.fds], on_progress)
 
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: UnpackLimits) -> AsyncIterator[TarStream]:
@@ -82,9 +105,7 @@ class LayerJobs:
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
-        decoder = _in_process(
-            self._zygote, _DECODE_JOB, limits, [*blob_fds, *sending], lambda: None
-        )
+        decoder = self.run(_DECODE_JOB, limits, [*blob_fds, *sending], lambda: None)
         try:
             async with asyncio.TaskGroup() as group:
                 # When the decoder ends, this process's copies of its ends are closed, so that the
@@ -107,39 +128,3 @@ class LayerJobs:
         progress."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield
-
-
-async def _in_process(
-    zygote: Zygote,
-    function: str,
-    arguments: Record,
-    fds: list[int],
-    on_progress: Callable[[], None],
-) -> None:
-    reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    loop = asyncio.get_running_loop()
-    # Set when the job's end of the pipe is closed: the process is gone and writes no more.
-    ended = asyncio.Event()
-
-    def readable() -> None:
-        on_progress()
-        if not os.read(reading, 4096):
-            loop.remove_reader(reading)
-            ended.set()
-
-    loop.add_reader(reading, readable)
-    try:
-        result = await zygote.run(function, arguments, [*fds, writing])
-    finally:
-        os.close(writing)
-        try:
-            async with asyncio.timeout(_JOB_END_S):
-                await ended.wait()
-        except TimeoutError:
-            log.warning("a layer job has reported its result, but its process still runs")
-        finally:
-            loop.remove_reader(reading)
-            os.close(reading)
-    if result.exit_code:
-        last_line = result.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise PeerError(f"a layer job failed with exit code {result.exit_code}: {last_line[:300]}")
