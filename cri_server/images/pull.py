@@ -275,10 +275,7 @@ class Pull:
     def _download(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
         with Ingest(self._store.blobs, algorithm_of(descriptor.digest)) as ingest:
             self._receive(registry, descriptor, ingest, rate)
-            if ingest.digest != descriptor.digest:
-                raise DigestMismatch(
-                    f"blob {descriptor.digest}: the content has the digest {ingest.digest}"
-                )
+            ingest.check(descriptor.digest)
             ingest.commit()
         self._watch.touch()
 

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 from cri_server.operations.tasks import wait_through_cancellation
@@ -37,25 +38,16 @@ async def in_thread(
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Outcome] = loop.create_future()
 
-    def set_outcome(outcome: Outcome | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is None:
-            future.set_result(outcome)  # type: ignore[arg-type]
-        else:
-            future.set_exception(error)
-
     def run() -> None:
-        outcome: Outcome | None = None
-        error: BaseException | None = None
+        report: Callable[[], None]
         try:
-            outcome = function()
+            report = partial(future.set_result, function())
         except StopIteration as stop:  # a future cannot hold a StopIteration
-            error = RuntimeError(f"StopIteration: {stop}")
-        except BaseException as problem:
-            error = problem
+            report = partial(future.set_exception, RuntimeError(f"StopIteration: {stop}"))
+        except BaseException as error:
+            report = partial(future.set_exception, error)
         try:
-            loop.call_soon_threadsafe(set_outcome, outcome, error)
+            loop.call_soon_threadsafe(report)
         except RuntimeError:  # the loop was closed meanwhile
             pass
 

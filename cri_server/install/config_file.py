@@ -53,12 +53,9 @@ def sections() -> Iterator[Section]:
     """Yield the tables of the configuration with their keys, in the order of the fields of
     `Config`."""
     for field in _fields(Config):
-        repeated = isinstance(field.type, msgspec.inspect.DictType)
-        table = (
-            field.type.value_type
-            if isinstance(field.type, msgspec.inspect.DictType)
-            else field.type
-        )
+        table, repeated = field.type, False
+        if isinstance(table, msgspec.inspect.DictType):
+            table, repeated = table.value_type, True
         assert isinstance(table, msgspec.inspect.StructType)
         keys = tuple(_key(entry) for entry in _fields(table.cls))
         name = f"{field.name}.NAME" if repeated else field.name

@@ -13,8 +13,7 @@ from cri_server.images.erofs.format import TAG_BYTES
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.tar_file import Growth, TarFile
-from cri_server.images.erofs.write import ErofsDevice, iterate_pieces
-from cri_server.images.erofs.write import index as make_index
+from cri_server.images.erofs.write import ErofsDevice, IndexWriter, iterate_pieces
 from cri_server.images.formats.digests import hex_of
 from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.inflate import UnpackLimits
@@ -55,9 +54,8 @@ def build(
     tars = [TarFile(fd, growth) for fd in tar_fds]
     layers = [read_layer(tar, number, limits, tick) for number, tar in enumerate(tars, 1)]
     try:
-        index = make_index(
-            merged(layers[number] for number in without_repetitions(chain)), len(tars), uuid
-        )
+        root = merged(layers[number] for number in without_repetitions(chain))
+        index = IndexWriter(len(tars), uuid).write(root)
     except MemoryError:
         raise ResourceExhausted("not enough memory to index the image's files") from None
     # The table of devices comes last: a tar's size is known when its process has ended, and the

@@ -143,15 +143,12 @@ class _Chunks:
         return bytes(content + _HOLE * (self.count - done))
 
 
-def index(root: ErofsNode, devices: int, uuid: bytes) -> EncodedIndex:
-    """Encode the tree. `devices`: the number of devices with its files' data;
-    `EncodedIndex.put_devices` describes them later. `uuid`: 16 bytes. Raises BadLayer,
-    ResourceExhausted for a tree that the format cannot represent."""
-    return _IndexWriter(devices, uuid).write(root)
+class IndexWriter:
+    """Encodes the tree of an image."""
 
-
-class _IndexWriter:
     def __init__(self, devices: int, uuid: bytes) -> None:
+        """`devices`: the number of devices with the data of the tree's files;
+        `EncodedIndex.put_devices` describes them later. `uuid`: 16 bytes."""
         self._devices, self._uuid = devices, uuid
         self._inodes: dict[int, _Inode] = {}  # by id() of the node
         self._directories: list[tuple[_Inode, list[list[tuple[bytes, _Inode]]]]] = []
@@ -159,6 +156,8 @@ class _IndexWriter:
         self._meta = _blocks((_FIRST_SLOT + devices) * erofs.DEVICE_SLOT.size)
 
     def write(self, root: ErofsNode) -> EncodedIndex:
+        """Encode the tree with the root `root`. Call once. Raises BadLayer, ResourceExhausted for a
+        tree that the format cannot represent."""
         for node in walk(root):
             self._inodes[id(node)] = _Inode(node, len(self._inodes) + 1)
         self._list_directories(root)

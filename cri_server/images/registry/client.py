@@ -288,11 +288,7 @@ class RegistrySession:
                 sock = _through_socks(self, socks) if socks else super()._new_conn()
                 return session._check_peer(sock, sent_by)
 
-        class Https(HTTPSConnection):
-            def _new_conn(self) -> socket.socket:
-                sock = _through_socks(self, socks) if socks else super()._new_conn()
-                return session._check_peer(sock, sent_by)
-
+        class Https(Http, HTTPSConnection):
             def connect(self) -> None:
                 super().connect()
                 # TLS detaches the plain socket, so that the one registered before has no descriptor

@@ -135,7 +135,8 @@ class Catalog:
         self._contents: dict[str, Content] = {}  # target digest -> content
         self._were_mounted: set[str] = set()  # target digests with FORM in the index that was read
         self._images: dict[str, Image] = {}
-        self._layer_pairs: frozenset[tuple[str, str]] = frozenset()
+        # (blob digest, diff id) of each layer of all images
+        self.layer_pairs: frozenset[tuple[str, str]] = frozenset()
 
     # ---- reading
 
@@ -236,10 +237,6 @@ class Catalog:
             for content in self._contents.values()
             for digest, size in content.blobs.items()
         }
-
-    def layer_pairs(self) -> frozenset[tuple[str, str]]:
-        """Return (blob digest, diff id) of each layer of all images."""
-        return self._layer_pairs
 
     def used_chain_ids(self) -> set[str]:
         """Return the chain ids of the unpacked layers that images need."""
@@ -414,7 +411,7 @@ class Catalog:
         }
         self._names = names
         self._images = self._listed()
-        self._layer_pairs = frozenset(
+        self.layer_pairs = frozenset(
             pair for c in self._contents.values() for pair in c.layer_pairs
         )
 

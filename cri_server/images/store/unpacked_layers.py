@@ -89,18 +89,14 @@ class Layers:
         try:
             yield folder
         finally:
-            await in_thread(lambda: self.discard(folder))
+            await in_thread(lambda: remove_path(folder))
 
     def new_folder(self) -> str:
         """Create a folder in `ingest/` for unpacking a layer; return its path. The caller calls
-        `commit` or `discard`."""
+        `commit`, or deletes the folder."""
         path = str(self._ingest / f"layer-{uuid.uuid4().hex}")
         os.mkdir(path, 0o700)
         return path
-
-    def discard(self, folder: str) -> None:
-        """Delete a folder with its content; does nothing if it is absent."""
-        remove_path(folder)
 
     def commit(self, folder: str, chain: Sequence[str]) -> None:
         """Rename `folder`, an unpacked layer, into the store. Its chain id is the last one in
@@ -172,7 +168,7 @@ class Layers:
     def empty_trash(self) -> None:
         """Delete all folders in the trash. Slow: run it in a thread."""
         for name in os.listdir(self._trash):
-            self.discard(str(self._trash / name))
+            remove_path(self._trash / name)
 
     def _path(self, chain_id: str) -> Path:
         return self._folder / hex_of(chain_id)

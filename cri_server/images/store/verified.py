@@ -44,4 +44,4 @@ class VerifiedLayers:
     def has(self, blob: str, diff_id: str) -> bool:
         """Return whether the blob is known to have the content `diff_id`."""
         pair = (blob, diff_id)
-        return pair in self._decoded or pair in self._catalog.layer_pairs()
+        return pair in self._decoded or pair in self._catalog.layer_pairs
