@@ -63,7 +63,7 @@ def _controllers(host: Machine, root: str) -> Iterator[CheckResult]:
 def driver(host: Machine) -> Iterator[CheckResult]:
     """Check that the machine suits [cgroup] driver: systemd must run for `systemd`, and should not
     run for `cgroupfs`."""
-    setting, systemd = host.config.cgroup.driver, host.path("/run/systemd/system").is_dir()
+    setting, systemd = host.config.cgroup.driver, host.has_systemd
     if setting == "systemd" and not systemd:
         yield wrong(
             "cgroup-driver",
@@ -86,4 +86,4 @@ def driver_in_use(host: Machine) -> str:
     """Return the driver that the server uses."""
     if host.config.cgroup.driver != "auto":
         return host.config.cgroup.driver
-    return "systemd" if host.path("/run/systemd/system").is_dir() else "cgroupfs"
+    return "systemd" if host.has_systemd else "cgroupfs"

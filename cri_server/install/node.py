@@ -317,12 +317,7 @@ def _data(root: Path) -> list[Action]:
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]
-    return [
-        *whole,
-        Remove(socket),
-        Remove(os.path.dirname(socket)),
-        Remove(settings.network.netns_dir),
-    ]
+    return [*whole, *map(Remove, (socket, os.path.dirname(socket), settings.network.netns_dir))]
 
 
 def _folders(settings: config.Config) -> Sequence[str]:
