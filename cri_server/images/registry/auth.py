@@ -17,7 +17,6 @@ registry is on https, a secret is sent to the token server over https only.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import re
 from dataclasses import dataclass, field
@@ -119,7 +118,7 @@ def _credential(auth: Auth) -> Credential:
         try:
             # NUL bytes around the text are dropped, as in ParseAuth.
             text = base64.b64decode(auth.auth, validate=False).decode("utf-8").strip("\0")
-        except (binascii.Error, ValueError):
+        except ValueError:
             raise InvalidArgument("auth.auth is not base64 of USER:PASSWORD") from None
         user, colon, password = text.partition(":")
         if not colon:

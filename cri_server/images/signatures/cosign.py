@@ -9,7 +9,6 @@ SIGNATURE_SPEC.md. Blocking: runs in a pull's threads.
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Sequence
 
 import msgspec
@@ -142,7 +141,7 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
             continue
         try:
             signature = base64.b64decode(text, validate=True)
-        except binascii.Error:
+        except ValueError:
             continue
         signatures.append(
             (digest, registry.small_blob(layer.digest, PAYLOAD_LIMIT_BYTES), signature)

@@ -9,7 +9,6 @@ its subdomains (`*.example.com`), the whole transport, or the default.
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -61,7 +60,7 @@ class Requirement(msgspec.Struct, forbid_unknown_fields=True, rename="camel"):
         texts = [text for text in (self.key_data, *self.key_datas) if text]
         try:
             decoded = [base64.b64decode(text, validate=True) for text in texts]
-        except binascii.Error:
+        except ValueError:
             raise ValueError("keyData is not base64") from None
         return [Path(path).read_bytes() for path in paths] + decoded
 

@@ -176,6 +176,7 @@ async def test_signatures_of_other_images_are_refused(
             "does not verify with any key of the policy",
         ),
         ({**good, "annotations": {SIGNATURE: "?"}}, "the image has no signature"),
+        ({**good, "annotations": {SIGNATURE: "é"}}, "the image has no signature"),
         ({**good, "mediaType": "text/plain"}, "the image has no signature"),
         (tampered, "does not verify with any key of the policy"),
     ):
