@@ -213,8 +213,15 @@ class PluginRunner:
         return errors
 
     def _delete_steps(self, attachment: Attachment) -> list[_PluginStep]:
-        begun = self._steps(attachment, _previous_of_delete(attachment))[: attachment.begun]
-        return [_in_background(step) for step in reversed(begun)]
+        # Before 0.4.0 DEL has no prevResult.
+        has_previous = version.at_least(attachment.network.cni_version, "0.4.0")
+        steps = self._steps(attachment, attachment.result if has_previous else None)
+        # The argument tells pyrunc's bridge plugin not to wait until the veth pair is removed. The
+        # kernel removes it when the network namespace is closed after DEL.
+        return [
+            step if step.program else _with_argument(step, "teardown", "background")
+            for step in reversed(steps[: attachment.begun])
+        ]
 
     async def status(
         self, network: NetworkList, capabilities: Mapping[str, Any], timeout_s: float
@@ -461,18 +468,6 @@ def _with_argument(step: _PluginStep, name: str, value: str) -> _PluginStep:
 
 def _as_object(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
-
-
-def _in_background(step: _PluginStep) -> _PluginStep:
-    """Return `step` with the argument that tells pyrunc's bridge plugin not to wait until the veth
-    pair is removed. The kernel removes it when the network namespace is closed after DEL."""
-    return step if step.program else _with_argument(step, "teardown", "background")
-
-
-def _previous_of_delete(attachment: Attachment) -> Result | None:
-    """Return the result that DEL gets as prevResult; None for a cniVersion before 0.4.0, in which
-    DEL has no prevResult."""
-    return attachment.result if version.at_least(attachment.network.cni_version, "0.4.0") else None
 
 
 def _environment(call: CniCall) -> dict[str, str]:

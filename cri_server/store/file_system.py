@@ -133,7 +133,10 @@ def _check_overlay(root: Path, probe: Path) -> None:
         os.rmdir("folder/below", dir_fd=mount)
         os.rmdir("folder", dir_fd=mount)
         os.mkdir("folder", dir_fd=mount)
-        _check_hidden(mount)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        with closing_fd(os.open("folder", flags, dir_fd=mount)) as folder:
+            if os.listdir(folder):
+                raise OSError(errno.EIO, "a replaced folder shows its old content")
     except OSError as error:
         if error.errno in FULL:
             raise
@@ -143,16 +146,6 @@ def _check_overlay(root: Path, probe: Path) -> None:
         ) from None
     finally:
         os.close(mount)
-
-
-def _check_hidden(mount: int) -> None:
-    """Check that a removed and recreated directory in the overlay hides the lower layer's content.
-    Raises OSError."""
-    with closing_fd(
-        os.open("folder", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=mount)
-    ) as folder:
-        if os.listdir(folder):
-            raise OSError(errno.EIO, "a replaced folder shows its old content")
 
 
 def file_system_type(path: Path) -> str:

@@ -6,6 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 from cri_server.systemd import descriptor_store
@@ -55,7 +56,8 @@ class MountStore:
         taken: dict[str, int] = {}
         if self._keeper is None:
             return taken
-        with self._lock:
+        # The keeper accepts a limited number of connections. The next call connects again.
+        with self._lock, closing(self._keeper):
             try:
                 for name in self._keeper.names(PREFIX):
                     entry = self._keeper.get(name)
@@ -67,16 +69,16 @@ class MountStore:
                         ipc.close_all(entry.fds)
             except Error as error:
                 log.info("cannot take over stored mounts of images: %s", error)
-            finally:
-                self._disconnect()
             self._stored.update(taken)
         return taken
 
     def put(self, name: str, fd: int) -> None:
         """Store a copy of the mount's descriptor in the keeper. If that fails, log it: the next
         server will then mount the image again."""
-        with self._lock:
-            if self._keeper is None or len(self._stored - {name}) >= MOST:
+        if self._keeper is None:
+            return
+        with self._lock, closing(self._keeper):
+            if len(self._stored - {name}) >= MOST:
                 return
             try:
                 self._keeper.put(name, b"", [fd])
@@ -85,24 +87,14 @@ class MountStore:
                 log.debug("%s", error)
             except Error as error:
                 log.warning("cannot store the mount of an image in the keeper: %s", error)
-            finally:
-                self._disconnect()
 
     def remove(self, name: str) -> None:
         """Remove the mount `name` from the keeper, if it is there."""
         if self._keeper is None:
             return
-        with self._lock:
+        with self._lock, closing(self._keeper):
             self._stored.discard(name)
             try:
                 self._keeper.drop(name)
             except Error as error:
                 log.debug("%s", error)
-            finally:
-                self._disconnect()
-
-    def _disconnect(self) -> None:
-        """Close the connection to the keeper, which accepts a limited number of connections. The
-        next call connects again."""
-        if self._keeper is not None:
-            self._keeper.close()
