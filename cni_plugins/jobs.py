@@ -46,6 +46,7 @@ from cni_plugins.skel import perform, to_cni_error
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument
 from pyrunc.kernel import reaper
+from pyrunc.kernel.fd import close_all
 
 LARGE_MODULE = "pyroute2"  # a worker that has imported it has grown by 20 MiB, see `net.inventory`
 PLUGINS = {plugin.name: plugin for plugin in (BRIDGE, HOST_LOCAL, LOOPBACK, PORTMAP)}
@@ -61,7 +62,7 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
     with socket.socket(fileno=fds[0]) as link:
         while (received := ipc.receive(link)) is not None:
             request, stray = received
-            ipc.close_all(stray)
+            close_all(stray)
             try:
                 reply = answer(request)
             except Error as error:

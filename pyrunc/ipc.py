@@ -23,6 +23,7 @@ from _socket import (
 from pyrunc import jsontext
 from pyrunc.atomic_file import write_all
 from pyrunc.errors import PeerError
+from pyrunc.kernel.fd import close_all, closing_fd, received
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -59,11 +60,8 @@ def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
     if len(text) <= INLINE_LIMIT_BYTES:
         _send(sock, text, fds)
         return
-    memory = open_memory("message", text)
-    try:
+    with closing_fd(open_memory("message", text)) as memory:
         _send(sock, _IN_MEMFD, [memory, *fds])
-    finally:
-        os.close(memory)
 
 
 def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]] | None:
@@ -81,38 +79,31 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
     # unread (net/unix/af_unix.c, unix_release_sock).
     except ConnectionResetError:
         return None
-    fds = array.array("i")
-    for level, kind, data in ancillary:
-        if level == SOL_SOCKET and kind == SCM_RIGHTS:
-            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
-    received = fds.tolist()
+    fds = list(received(ancillary))
     # An empty packet looks like the end of the connection (recv(2)), but may carry descriptors.
     if not packet:
-        close_all(received)
+        close_all(fds)
         return None
     try:
         if flags & (MSG_TRUNC | MSG_CTRUNC):
             raise PeerError(
                 "a received message was truncated: it exceeds the limit of bytes or descriptors"
             )
-        if len(received) > fds_limit:  # the room is aligned: 1 descriptor has room for 2
-            raise PeerError(f"a message has {len(received)} descriptors, more than {fds_limit}")
+        if len(fds) > fds_limit:  # the room is aligned: 1 descriptor has room for 2
+            raise PeerError(f"a message has {len(fds)} descriptors, more than {fds_limit}")
         text = packet
-        if packet == _IN_MEMFD and received:
-            memory = received.pop(0)
-            try:
+        if packet == _IN_MEMFD and fds:
+            with closing_fd(fds.pop(0)) as memory:
                 text = read_memory(memory)
-            finally:
-                os.close(memory)
         message = jsontext.loads(text)
         if not isinstance(message, dict):
             raise PeerError("a message is not a JSON object")
     except BaseException as error:
-        close_all(received)
+        close_all(fds)
         if isinstance(error, ValueError):
             raise PeerError(f"a message is not JSON: {error}") from None
         raise
-    return message, received
+    return message, fds
 
 
 def open_memory(name: str, content: bytes) -> int:
@@ -144,12 +135,6 @@ def read_memory(memory: int) -> bytes:
         parts.append(part)
         offset += len(part)
     return b"".join(parts)
-
-
-def close_all(fds: Sequence[int]) -> None:
-    """Close every descriptor."""
-    for fd in fds:
-        os.close(fd)
 
 
 def _send(sock: socket, packet: bytes, fds: Sequence[int]) -> None:

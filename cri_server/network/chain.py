@@ -46,7 +46,6 @@ from cri_server.network.attachments import Attachment
 from cri_server.observability.timeline.trace import span
 from cri_server.zygote import workers
 from cri_server.zygote.client import JobResult, Zygote
-from pyrunc import ipc
 from pyrunc.errors import (
     Error,
     InvalidArgument,
@@ -55,6 +54,7 @@ from pyrunc.errors import (
     Unavailable,
     WrongState,
 )
+from pyrunc.kernel.fd import close_all
 
 log = logging.getLogger(__name__)
 
@@ -374,7 +374,7 @@ class PluginRunner:
         except Unavailable as dead:
             raise PeerError(dead.message) from None
         # No reply has descriptors; a malformed one must not leave any open in the server.
-        ipc.close_all(fds)
+        close_all(fds)
         reply = Answer.of(answer, PeerError)
         if reply.error is not None:
             error = _to_error(reply.error.plugin, command, from_json(reply.error.error))

@@ -20,7 +20,7 @@ from cri_server.zygote.client import Zygote
 from cri_server.zygote.peer import Peer, fail, wait_answer, wait_fields
 from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, PeerError, ResourceExhausted, Unavailable
-from pyrunc.kernel.fd import short_path
+from pyrunc.kernel.fd import close_all, short_path
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
 from pyrunc.shim.messages import (
@@ -332,7 +332,7 @@ class ShimClient:
         try:
             return kind.of(fields, PeerError), fds
         except PeerError:
-            ipc.close_all(fds)
+            close_all(fds)
             raise
 
     def _received(self, message: ipc.Message) -> None:
@@ -445,4 +445,4 @@ def _distribute(
         streams.stdout_fd = remaining.pop(0)
     if stderr and remaining:  # a container with a tty has no stderr
         streams.stderr_fd = remaining.pop(0)
-    ipc.close_all(remaining)
+    close_all(remaining)

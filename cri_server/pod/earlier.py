@@ -33,7 +33,7 @@ from pyrunc import atomic_file, ipc
 from pyrunc.abi.arch import arch
 from pyrunc.errors import Error, Unavailable
 from pyrunc.keeper.client import PROGRAM, ensure
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import close_all, closing_fd
 from pyrunc.kernel.process import stat, wait_status
 from pyrunc.records import Record, Request
 from pyrunc.shim import messages
@@ -135,7 +135,7 @@ class EarlierShims:
             data = ipc.encode(answer.kept.to_fields())
             await asyncio.to_thread(self._put, name, data, fds)
         finally:
-            ipc.close_all(fds)
+            close_all(fds)
 
     def _put(self, name: str, data: bytes, fds: Sequence[int]) -> None:
         with contextlib.closing(ensure(self._paths.state)) as keeper:

@@ -29,8 +29,8 @@ from cri_server.store.facts import ProcessIdentity
 from cri_server.store.index import StoreIndex
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
-from pyrunc import ipc
 from pyrunc.errors import Error, NotFound, Unavailable
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
 
@@ -114,11 +114,6 @@ class Shims:
         )
         await self.connect(sandbox)
         return path
-
-    def _has_dropped_pod(self, sandbox: Sandbox) -> bool:
-        """Return whether the sandbox's shim has stopped serving the pod. A shim that does so
-        removes its shim.json from the pod's folder."""
-        return not (self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD).exists()
 
     async def connect(self, sandbox: Sandbox) -> ShimClient:
         """Connect to the shim of the sandbox. Raises NotFound when the shim is dead, Unavailable
@@ -327,7 +322,7 @@ class Shims:
                         container.id, lost, stdin, stdin_once=container.config.stdin_once
                     )
                 finally:
-                    ipc.close_all(stdin)
+                    close_all(stdin)
         self._apply_state(sandbox, await client.state())
         await self._write_move(sandbox)
         self._still_connected(sandbox)
@@ -640,7 +635,9 @@ class Shims:
         self.on_exit(sandbox, None)
 
     def _kill_shim(self, sandbox: Sandbox) -> None:
-        if sandbox.shim is not None and not self._has_dropped_pod(sandbox):
+        # A shim that stops serving the pod removes its shim.json from the pod's folder.
+        record = self._paths.sandbox_state(sandbox.id) / messages.SHIM_RECORD
+        if sandbox.shim is not None and record.exists():
             orphans.kill_process(sandbox.shim)
 
     async def _end_rest_of_shim(self, sandbox: Sandbox) -> None:

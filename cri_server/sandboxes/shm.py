@@ -10,7 +10,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.services import Services
 from cri_server.spec.mounts import OUR_MOUNTS, POD_SHM
 from cri_server.store.model import Sandbox
-from pyrunc import ipc
+from pyrunc.kernel.fd import close_all
 
 
 @contextlib.asynccontextmanager
@@ -28,4 +28,4 @@ async def open_mounts(services: Services, sandbox: Sandbox) -> AsyncIterator[lis
         name = POD_SHM.removeprefix(OUR_MOUNTS)
         yield [mounts[name]] if name in mounts else []
     finally:
-        ipc.close_all(fds)
+        close_all(fds)

@@ -14,7 +14,7 @@ from typing import Self
 
 from pyrunc.compile.bind_source import BindSource, bind_failed, describe_source, open_source
 from pyrunc.errors import WrongState
-from pyrunc.ipc import close_all
+from pyrunc.kernel.fd import close_all
 
 
 class OpenSources:

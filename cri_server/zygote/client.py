@@ -22,7 +22,8 @@ from cri_server.zygote.peer import Peer, fail, wait_fields
 from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable, error_of
 from pyrunc.keeper.client import ensure
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import close_all, closing_fd
+from pyrunc.kernel.process import send_signal
 from pyrunc.records import Record
 from pyrunc.zygote.messages import (
     UNANSWERED,
@@ -237,13 +238,6 @@ class _Spawned:
     def __init__(self, pid: int, pidfd: int, is_child: bool) -> None:
         self.pid, self.pidfd, self.is_child = pid, pidfd, is_child
 
-    def send_signal(self, number: int) -> None:
-        """Send a signal; does nothing when the process has ended."""
-        try:
-            signal.pidfd_send_signal(self.pidfd, number)
-        except ProcessLookupError:
-            pass
-
     async def ended(self) -> None:
         """Wait until the process has ended, and kill it after 5 s. Closes the pidfd."""
         loop = asyncio.get_running_loop()
@@ -254,7 +248,7 @@ class _Spawned:
                 async with asyncio.timeout(5.0):
                     await asyncio.shield(ended)
             except TimeoutError:
-                self.send_signal(signal.SIGKILL)
+                send_signal(self.pidfd, signal.SIGKILL)
                 await ended
             if self.is_child:
                 # waitpid does not block: the pidfd is readable, so the process is a zombie
@@ -308,7 +302,7 @@ class _ZygoteProcess:
         because a zygote notices the close only after its imports."""
         self.peer.close("the zygote was closed")
         if kill:
-            self._spawned.send_signal(signal.SIGTERM)
+            send_signal(self._spawned.pidfd, signal.SIGTERM)
         await self._spawned.ended()
 
     def _received(self, message: ipc.Message) -> None:
@@ -354,7 +348,7 @@ class _JobPipes:
             ends.insert(0, ipc.open_memory("stdin", stdin))
             yield ends
         finally:
-            ipc.close_all(ends)
+            close_all(ends)
 
     def result(self, exit_code: int) -> JobResult:
         """Return the job's output and descriptors. If the job reported an error, raises that
@@ -376,7 +370,7 @@ class _JobPipes:
                 if outcome.error is not None:
                     raise error_of(outcome.error)
             except BaseException:
-                ipc.close_all(fds)
+                close_all(fds)
                 raise
         stdout, stderr = (bytes(output.content) for output in self._outputs)
         truncated = any(output.truncated for output in self._outputs)

@@ -17,6 +17,7 @@ from typing import Any
 
 from pyrunc import ipc
 from pyrunc.errors import PeerError, Unavailable, error_of
+from pyrunc.kernel.fd import close_all
 
 Answer = tuple[dict[str, Any], list[int]]
 """The fields of an answer and its descriptors, which are the caller's to close."""
@@ -96,7 +97,7 @@ class Peer:
         self._loop.remove_writer(self._socket.fileno())
         self._socket.close()
         for _, fds in self._unsent:
-            ipc.close_all(fds)
+            close_all(fds)
         for future in self._waiting.values():
             fail(future, why)
         self._unsent.clear()
@@ -118,7 +119,7 @@ class Peer:
             except OSError:
                 self._ended()
                 return
-            ipc.close_all(fds)
+            close_all(fds)
             del self._unsent[0]
         self._loop.remove_writer(self._socket.fileno())
 
@@ -137,7 +138,7 @@ class Peer:
 
     def _received(self, message: dict[str, Any], fds: list[int]) -> None:
         if "id" not in message:
-            ipc.close_all(fds)
+            close_all(fds)
             self._on_other(message)
             return
         number, fields, error = message["id"], message.get("ok"), message.get("error")
@@ -145,7 +146,7 @@ class Peer:
         if future is not None and not future.done() and isinstance(fields, dict) and error is None:
             future.set_result((fields, fds))
             return
-        ipc.close_all(fds)
+        close_all(fds)
         if future is None or future.done():  # the caller was cancelled meanwhile
             return
         if isinstance(error, dict):
@@ -163,7 +164,7 @@ async def wait_answer(answer: asyncio.Future[Answer]) -> Answer:
         # Cancelled after the answer has come and before this task runs again: its descriptors have
         # no owner.
         if answer.done() and not answer.cancelled() and answer.exception() is None:
-            ipc.close_all(answer.result()[1])
+            close_all(answer.result()[1])
         raise
 
 
@@ -171,7 +172,7 @@ async def wait_fields(answer: asyncio.Future[Answer]) -> dict[str, Any]:
     """Wait for the answer to a request and return the answer's fields; the answer's descriptors
     are closed. Raises the errors of `wait_answer`."""
     fields, fds = await wait_answer(answer)
-    ipc.close_all(fds)
+    close_all(fds)
     return fields
 
 

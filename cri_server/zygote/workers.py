@@ -17,8 +17,8 @@ from collections.abc import AsyncIterator, Sequence
 
 from cri_server.zygote.client import JobResult, Zygote
 from cri_server.zygote.peer import Answer, Peer, wait_answer
-from pyrunc import ipc
 from pyrunc.errors import DeadlineExceeded, Error, PeerError, Unavailable
+from pyrunc.kernel.fd import close_all
 from pyrunc.records import Request
 from pyrunc.zygote.messages import FromWorker
 
@@ -102,7 +102,7 @@ class Workers:
         try:
             last = FromWorker.of(fields, PeerError).last
         except PeerError:
-            ipc.close_all(received)
+            close_all(received)
             self._put_back(worker, last=True)
             raise
         self._put_back(worker, last=last)
@@ -114,7 +114,7 @@ class Workers:
             if worker.alive:
                 return worker
             self._retire(worker)
-        return self._start()
+        return _Worker(self._zygote, self._function, self._name)
 
     def _put_back(self, worker: _Worker, *, last: bool = False) -> None:
         if worker.zygote_pid is None:
@@ -129,9 +129,6 @@ class Workers:
             self._idle.append(worker)
         else:
             self._retire(worker)
-
-    def _start(self) -> _Worker:
-        return _Worker(self._zygote, self._function, self._name)
 
     def _retire(self, worker: _Worker) -> None:
         """Close the worker's connection and wait for its end in the background."""

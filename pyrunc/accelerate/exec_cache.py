@@ -24,7 +24,7 @@ from errno import ENOENT
 from pyrunc import atomic_file
 from pyrunc.errors import KernelError
 from pyrunc.kernel.credential import is_machine_root
-from pyrunc.kernel.fd import read_file
+from pyrunc.kernel.fd import close_all, read_file
 from pyrunc.launch import run
 from pyrunc.launch.model import Launch
 from pyrunc.program.errors import OperationFailed
@@ -189,5 +189,4 @@ def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | 
             return None
         raise
     finally:
-        for number in opened.values():
-            os.close(number)
+        close_all(opened.values())

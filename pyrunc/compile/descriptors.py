@@ -14,7 +14,7 @@ from errno import EPERM
 
 from pyrunc.compile import host
 from pyrunc.errors import InvalidSpec, KernelError
-from pyrunc.kernel.fd import short_path
+from pyrunc.kernel.fd import close_all, short_path
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.plan.model import LoadFilter
 from pyrunc.spec.check import settings_by_namespace
@@ -53,8 +53,7 @@ class NamedDescriptors:
         return self
 
     def close(self) -> None:
-        for number in self.numbers.values():
-            os.close(number)
+        close_all(self.numbers.values())
         self.numbers.clear()
 
     def __exit__(self, *error: object) -> None:

@@ -31,10 +31,11 @@ from pyrunc.compile.image_mount import (
 from pyrunc.compile.requests import Overlay
 from pyrunc.errors import InvalidSpec, KernelError, Unsupported
 from pyrunc.kernel import mount as kernel_mount
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import close_all, closing_fd
+from pyrunc.kernel.path import clean
 from pyrunc.launch import pinned
 from pyrunc.plan import devices
-from pyrunc.plan.mounts import MountOptions, copies_up, is_bind, is_plain_bind, is_tree, normal
+from pyrunc.plan.mounts import MountOptions, copies_up, is_bind, is_plain_bind, is_tree
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -163,8 +164,7 @@ def _open_mapped_overlay(
         _give_to_root(rootfs, linux)
         return open_overlay_of(layers, rootfs.lower, rootfs.upper, rootfs.work, options)
     finally:
-        for layer in layers:
-            os.close(layer)
+        close_all(layers)
 
 
 def _open_read_only(path: str) -> int:
@@ -275,18 +275,18 @@ def binds_in_root(request: CreateRequest) -> dict[int, str]:
     if not isinstance(rootfs, Directory) or spec.linux.namespace("mount") is None:
         return {}
     root = os.path.join(request.bundle, rootfs.path)
-    roots = [f"{normal(path)}/" for path in dict.fromkeys((root, os.path.realpath(root)))]
+    roots = [f"{clean(path)}/" for path in dict.fromkeys((root, os.path.realpath(root)))]
     binds: dict[int, str] = {}
     earlier: list[str] = []
     for i, mount in enumerate(spec.mounts):
         if is_plain_bind(mount) and earlier:
-            path = f"{normal(os.path.join(request.bundle, mount.source))}/"
+            path = f"{clean(os.path.join(request.bundle, mount.source))}/"
             inside = next((path[len(place) - 1 :] for place in roots if path.startswith(place)), "")
             if inside and any(
                 inside.startswith(place) or place.startswith(inside) for place in earlier
             ):
                 binds[i] = inside.rstrip("/") or "/"
-        earlier.append(f"{normal(mount.destination)}/")
+        earlier.append(f"{clean(mount.destination)}/")
     return binds
 
 

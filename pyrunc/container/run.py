@@ -11,7 +11,7 @@ from _signal import signal as set_handler
 from pyrunc import debug
 from pyrunc.atomic_file import write_all
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.process import send_signal
+from pyrunc.kernel.process import send_signal, wait_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def attend(pidfd: int, console_fd: int | None) -> int:
     `console_fd`: the master of the child's terminal, which this function closes."""
     _forward_signals(pidfd)
     if console_fd is None:
-        _wait(pidfd)
+        wait_end(pidfd)
     else:
         with closing_fd(console_fd):
             _Terminal(console_fd, pidfd).copy()
@@ -48,12 +48,6 @@ def _open_own_terminal() -> int | None:
         return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # ENXIO: there is none
         return None
-
-
-def _wait(pidfd: int) -> None:
-    waiter = select.poll()
-    waiter.register(pidfd, select.POLLIN)
-    waiter.poll()
 
 
 def _reap(pidfd: int) -> int:

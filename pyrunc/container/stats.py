@@ -12,6 +12,7 @@ import time
 
 from pyrunc.container import status
 from pyrunc.errors import WrongState
+from pyrunc.kernel.fd import close_all
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -76,8 +77,7 @@ def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
                 due = time.monotonic() + interval_s
             _wait(watch, due - time.monotonic())
     finally:
-        for descriptor in watch:
-            os.close(descriptor)
+        close_all(watch)
 
 
 def _open_watch(group: Cgroup) -> list[int]:

@@ -7,13 +7,12 @@ kernel reuses pids. A zombie counts as stopped.
 from __future__ import annotations
 
 import os
-import select
 
 from pyrunc import debug
 from pyrunc.container import state as states
 from pyrunc.errors import WrongState
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.process import alive_since, open_pidfd, send_signal
+from pyrunc.kernel.process import alive_since, open_pidfd, send_signal, wait_end
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,11 +69,7 @@ def wait_dead(state: State, timeout_s: float) -> bool:
     if descriptor is None:
         return True
     with closing_fd(descriptor):
-        waiter = select.poll()
-        # A pidfd becomes readable at the end, also while its parent has not reaped it
-        # (pidfd_open(2)).
-        waiter.register(descriptor, select.POLLIN)
-        return bool(waiter.poll(timeout_s * 1000))
+        return wait_end(descriptor, timeout_s)
 
 
 def require(state: State, allowed: tuple[str, ...], refusal: str) -> str:

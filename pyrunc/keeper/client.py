@@ -27,12 +27,12 @@ from _socket import (
     socket,
 )
 from errno import ECONNRESET, EMSGSIZE, ENOENT, EPROTO
-from select import select
 from struct import Struct
 
-from pyrunc import ipc, jsontext
+from pyrunc import jsontext
 from pyrunc.errors import KernelError, PeerError, Unavailable, Unsupported
-from pyrunc.kernel.fd import closing_fd, short_path
+from pyrunc.kernel.fd import close_all, closing_fd, received, short_path
+from pyrunc.kernel.process import wait_end
 from pyrunc.spec.value import Value
 
 TYPE_CHECKING = False
@@ -79,7 +79,7 @@ class StoredEntry(Value):
         try:
             return kind.of(jsontext.loads(self.data), PeerError), self.fds
         except BaseException as error:
-            ipc.close_all(self.fds)
+            close_all(self.fds)
             if isinstance(error, ValueError):
                 raise PeerError(f"an entry of the keeper is not JSON: {error}") from None
             raise
@@ -221,9 +221,7 @@ class Keeper:
             pass
         except OSError as error:
             self.close()
-            raise Unavailable(
-                f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
-            ) from None
+            raise self._lost(error) from None
         refused, self.refused = self.refused, []
         return refused
 
@@ -287,9 +285,7 @@ class Keeper:
         except OSError as error:
             if not isinstance(error, BlockingIOError):
                 self.close()
-            raise Unavailable(
-                f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
-            ) from None
+            raise self._lost(error) from None
 
     def _exchange(self, request: _Request) -> tuple[bytes, list[int]]:
         is_old = self._socket is not None
@@ -306,16 +302,19 @@ class Keeper:
             self.close()
             if is_old and self._on_close is None:  # it has made room for others, or was replaced
                 return self._exchange(request)
-            raise Unavailable(
-                f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
-            ) from None
+            raise self._lost(error) from None
+
+    def _lost(self, error: OSError) -> Unavailable:
+        return Unavailable(
+            f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
+        )
 
     def _exchange_once(self, request: _Request) -> tuple[bytes, list[int]]:
         connection = self._send(request)
         while True:
-            answer, received = self._receive(connection)
+            answer, fds = self._receive(connection)
             if len(answer) < MESSAGE.size or answer[2:4] == request.packet[2:4]:  # of this call
-                return answer, received
+                return answer, fds
             self._take_refusal(answer)
 
     def _send(self, request: _Request, flags: int = 0) -> socket:
@@ -334,13 +333,9 @@ class Keeper:
         answer, control, _, _ = connection.recvmsg(
             MESSAGE_LIMIT_BYTES, CMSG_SPACE(MOST_FDS * 4), MSG_CMSG_CLOEXEC | flags
         )
-        received = array.array("i")
-        for level, kind, content in control:
-            if (level, kind) == (SOL_SOCKET, SCM_RIGHTS):
-                received.frombytes(content[: len(content) // 4 * 4])
         if not answer:
             raise ConnectionResetError(ECONNRESET, "the keeper closed the connection")
-        return answer, list(received)
+        return answer, list(received(control))
 
     def _checked(self, name: str, answer: bytes, fds: list[int]) -> _Answer:
         try:
@@ -356,7 +351,7 @@ class Keeper:
             if head[3]:
                 raise KernelError("keeper", name, head[3])
         except BaseException:
-            ipc.close_all(fds)
+            close_all(fds)
             raise
         return _Answer(head, answer[MESSAGE.size :], fds)
 
@@ -408,7 +403,7 @@ def end(folder: str | os.PathLike[str]) -> None:
         keeper.close()
     with closing_fd(pidfd):
         pidfd_send_signal(pidfd, SIGTERM)
-        select([pidfd], [], [], TIMEOUT_S)
+        wait_end(pidfd, TIMEOUT_S)
 
 
 def _spawn(folder: str) -> int:

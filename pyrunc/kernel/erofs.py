@@ -12,7 +12,7 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel import verity
 from pyrunc.kernel.copy_tree import copy_data
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import close_all, closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -84,8 +84,7 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
         check_digests(fds, digests)
         return open_erofs(fds[0], fds[1:])
     finally:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
 
 
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:

@@ -99,12 +99,10 @@ class short_path:
 
 
 def close_all(numbers: Iterable[int]) -> None:
-    """Close each of the descriptors; numbers that are not open are ignored."""
+    """Close each of the descriptors; -1 stands for none."""
     for number in numbers:
-        try:
+        if number != -1:
             os.close(number)
-        except OSError:
-            pass
 
 
 def received(ancillary: Iterable[tuple[int, int, bytes]]) -> tuple[int, ...]:

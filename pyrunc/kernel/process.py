@@ -12,6 +12,7 @@ from _signal import SIGKILL, pidfd_send_signal  # type: ignore[import-not-found]
 from pyrunc.errors import KernelError
 
 KILLED_S = 1.0  # how long a killed process is waited for
+LONGEST_WAIT_MS = (1 << 31) - 1  # poll(2) takes an int: 24 days
 
 # linux/pidfd.h. struct pidfd_info has at least 64 bytes: u64 mask first, s32 exit_code last.
 _PIDFD_GET_INFO, _PIDFD_INFO_BYTES, _PIDFD_INFO_EXIT = 0xC040FF0B, 64, 1 << 3
@@ -117,17 +118,38 @@ def send_signal(pidfd: int, number: int) -> bool:
     return True
 
 
+def wait_end(pidfd: int, timeout_s: float | None = None) -> bool:
+    """Wait until a process has ended (it may be a zombie then); False after `timeout_s` seconds."""
+    from select import POLLIN, poll
+
+    ended = poll()
+    ended.register(pidfd, POLLIN)
+    limit = None if timeout_s is None else min(timeout_s * 1000, LONGEST_WAIT_MS)
+    return bool(ended.poll(limit))
+
+
+def wait_child(pid: int, timeout_s: float | None) -> int | None:
+    """Wait for the end of our child and reap it. Return its exit code, or the negative number of
+    the signal that ended it; None after it was killed because it did not end within `timeout_s`
+    seconds. Raises KernelError, OSError."""
+    pidfd = os.pidfd_open(pid)  # our own unreaped child, so the number is still its own
+    try:
+        in_time = wait_end(pidfd, timeout_s)
+        if not in_time:
+            send_signal(pidfd, SIGKILL)
+        _, status = os.waitpid(pid, 0)
+    finally:
+        os.close(pidfd)
+    return os.waitstatus_to_exitcode(status) if in_time else None
+
+
 def kill_and_reap(pidfd: int) -> None:
     """Send SIGKILL to our child, wait at most `KILLED_S` seconds for its end, and reap it. Does
     nothing when the child was reaped already. A child that has not ended in time is not reaped."""
-    from select import POLLIN, poll
-
     send_signal(pidfd, SIGKILL)
-    ended = poll()
-    ended.register(pidfd, POLLIN)
     # A process that waits for storage (uninterruptible sleep) ends only when that answers, and a
     # shim has other pods to serve meanwhile.
-    if not ended.poll(KILLED_S * 1000):
+    if not wait_end(pidfd, KILLED_S):
         return
     try:
         os.waitid(os.P_PIDFD, pidfd, os.WEXITED)

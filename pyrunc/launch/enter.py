@@ -7,6 +7,7 @@ from errno import EBUSY, ENOENT
 
 from pyrunc.errors import KernelError, WrongState
 from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.process import wait_end
 from pyrunc.launch.run import launch_steps
 from pyrunc.program.errors import OperationFailed
 
@@ -49,14 +50,6 @@ def enter_steps(
     except KernelError as error:
         # setns(2) with a pidfd answers ESRCH for a process that has ended, which a caller should
         # not have to know.
-        if error.call == "setns" and not _alive(launch.descriptors["container"]):
+        if error.call == "setns" and wait_end(launch.descriptors["container"], 0):
             raise WrongState("the container is not running") from None
         raise
-
-
-def _alive(pidfd: int) -> bool:
-    import select
-
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    return not poller.poll(0)

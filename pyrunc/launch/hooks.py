@@ -9,13 +9,12 @@ the hook fails. Source: runtime-spec config.md, POSIX-platform hooks.
 from __future__ import annotations
 
 import os
-import select
 from _signal import valid_signals  # type: ignore[import-not-found]
 
 from pyrunc import debug, jsontext
 from pyrunc.errors import DeadlineExceeded, Error, KernelError, PeerError, kernel_errors
-from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.process import send_signal
+from pyrunc.kernel.fd import close_all
+from pyrunc.kernel.process import wait_child
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,9 +25,7 @@ if TYPE_CHECKING:
 
     Spawn = Callable[[Hook, list[int]], int]
 
-SIGKILL = 9
 OUTPUT_LIMIT_BYTES = 4096
-LONGEST_WAIT_MS = (1 << 31) - 1  # poll(2) takes an int: 24 days
 
 
 def run(
@@ -70,16 +67,18 @@ def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> No
     try:
         os.write(files[0], jsontext.dumps(state).encode("ascii"))
         os.lseek(files[0], 0, os.SEEK_SET)
-        pid = (spawn or _spawn)(hook, files)
-        code = _wait(pid, hook)
+        code = wait_child((spawn or _spawn)(hook, files), hook.timeout_s)
+        if code is None:
+            raise DeadlineExceeded(
+                f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed"
+            )
         if code:
             how = "exit status" if code > 0 else "killed by signal"
             raise PeerError(
                 f"{how} {abs(code)}, stdout: {_output(files[1])}, stderr: {_output(files[2])}"
             )
     finally:
-        for file in files:
-            os.close(file)
+        close_all(files)
 
 
 def _spawn(hook: Hook, files: list[int]) -> int:
@@ -96,24 +95,6 @@ def _spawn(hook: Hook, files: list[int]) -> int:
             setsigmask=[],
             setsigdef=valid_signals(),
         )
-
-
-def _wait(pid: int, hook: Hook) -> int:
-    # Our own unreaped child, so the number is still its own.
-    with closing_fd(os.pidfd_open(pid)) as descriptor:
-        waiter = select.poll()
-        waiter.register(descriptor, select.POLLIN)
-        in_time = waiter.poll(
-            None if hook.timeout_s is None else min(hook.timeout_s * 1000, LONGEST_WAIT_MS)
-        )
-        if not in_time:
-            send_signal(descriptor, SIGKILL)
-        _, wait_status = os.waitpid(pid, 0)
-    if not in_time:
-        raise DeadlineExceeded(
-            f"hook {hook.path!r} did not end within {hook.timeout_s} s and was killed"
-        )
-    return os.waitstatus_to_exitcode(wait_status)
 
 
 def _output(file: int) -> str:

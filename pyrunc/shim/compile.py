@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import ipc, jsontext
+from pyrunc import jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
 from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
@@ -22,6 +22,7 @@ from pyrunc.compile.requests import Overlay, PauseRequest, keyring_name
 from pyrunc.compile.sources import clone_bind, open_image_volume, open_overlay, open_root
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidArgument
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.mount import open_mount
 from pyrunc.shim import messages
 from pyrunc.shim.files import LaunchFile
@@ -69,7 +70,7 @@ class CompiledProcess:
         the launch is done or is given up. The cgroup stays."""
         if self.cgroup is not None:
             self.cgroup.occupied()
-        ipc.close_all(self.fds)
+        close_all(self.fds)
         self.fds = []
 
 
@@ -219,7 +220,7 @@ class ContainerCompiler:
                         opened.append(_open_place(place, request, descriptors))
                         attached.append(place.place)
         except BaseException:
-            ipc.close_all(opened)
+            close_all(opened)
             raise
         return {"attached": attached}, opened
 

@@ -13,6 +13,7 @@ import os
 from pyrunc import ipc
 from pyrunc.errors import Error, KernelError, NotFound, Unavailable, Unsupported, WrongState
 from pyrunc.keeper.client import Keeper
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import wait_status
 from pyrunc.shim.loop import READABLE
 from pyrunc.shim.warn import warn
@@ -140,7 +141,7 @@ class KeeperLink:
         except KernelError as error:
             warn(f"the keeper refused {name}, which will be lost when this shim ends: {error}")
         finally:
-            ipc.close_all(fds)
+            close_all(fds)
         self._unsent.discard(name)
 
     def _call(self, operation: Callable[[Keeper], Result]) -> Result:

@@ -143,16 +143,16 @@ class LaunchSteps:
         """End the launch: undo its steps, kill the process and call `on_failed`."""
         self._unwatch()
         self._steps.close()
-        self._failed(Error("the process was killed before it ran"))
+        self._finish(self._on_failed, Error("the process was killed before it ran"))
 
     def _next(self, events: int) -> None:
         self._unwatch()
         try:
             self._waiting_for = next(self._steps)
         except StopIteration as end:
-            self._done(end.value)
+            self._finish(self._on_done, end.value)
         except Exception as error:
-            self._failed(error)
+            self._finish(self._on_failed, error)
         else:
             self._loop.watch(self._waiting_for, READABLE, self._next)
 
@@ -161,15 +161,9 @@ class LaunchSteps:
             self._loop.unwatch(self._waiting_for)
             self._waiting_for = -1
 
-    def _done(self, result: Any) -> None:
+    def _finish(self, callback: Callable[[Any], None], outcome: Any) -> None:
         try:
-            self._on_done(result)
-        finally:
-            self._reaper.let_go()
-
-    def _failed(self, error: Exception) -> None:
-        try:
-            self._on_failed(error)
+            callback(outcome)
         finally:
             self._reaper.let_go()
 

@@ -25,13 +25,13 @@ from _socket import (
 )
 from _socket import socket as _Socket
 
-from pyrunc import atomic_file, ipc, jsontext
+from pyrunc import atomic_file, jsontext
 from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.mount import MS_SLAVE
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import Error, InvalidArgument, KernelError, NotFound, PeerError
 from pyrunc.kernel import mount as kernel_mount
-from pyrunc.kernel.fd import received
+from pyrunc.kernel.fd import close_all, received
 from pyrunc.kernel.mountinfo import mount_points
 from pyrunc.kernel.namespace import unshare
 from pyrunc.kernel.process import stat
@@ -183,7 +183,7 @@ class _Listener:
             raise PeerError(f"the runtime has sent no terminal: {error}") from None
         fds = received(ancillary)
         if len(fds) != 1:  # CMSG_SPACE is aligned: there is room for two
-            ipc.close_all(fds)
+            close_all(fds)
             raise PeerError(f"the runtime has sent {len(fds)} descriptors, not one terminal")
         return fds[0]
 

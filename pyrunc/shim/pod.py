@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 
-from pyrunc import ipc
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, WrongState
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.tree import remove_path
 from pyrunc.launch.run import drive
 from pyrunc.shim import compile, messages
@@ -23,7 +23,7 @@ from pyrunc.timings import Timings
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Generator
     from typing import Protocol, TypeVar
 
     from pyrunc.container.state import State
@@ -167,7 +167,7 @@ class ShimPod:
                 self._launch_pause(call, pause)
             except Exception as error:
                 pause.close()
-                ipc.close_all(list(pause.pins.values()))
+                close_all(pause.pins.values())
                 self._clear_away(pause.cgroup)
                 self._pause_failed(call, error)
 
@@ -273,12 +273,12 @@ class ShimPod:
         directory, fds = f"{self._containers_dir}/{container_id}", call.take_fds()
 
         def created(compiled: CompiledContainer) -> None:
-            ipc.close_all(fds)
+            close_all(fds)
             self._created[container_id] = compiled
             call.answer(messages.ContainerCreated(compiled.parts.noted))
 
         def failed(error: Exception) -> None:
-            ipc.close_all(fds)
+            close_all(fds)
             call.fail(error)
 
         try:
@@ -362,19 +362,10 @@ class ShimPod:
             call.fail(error)
 
         steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
-        if self._starter.waits(compiled):
-            try:
-                container.starting = self._in_worker(
-                    lambda: _outcome(drive(steps)),
-                    lambda *started: done(_process(*started)),
-                    failed,
-                )
-            except OSError:
-                streams.close()
-                raise
+        forked = self._starter.waits(compiled)
+        container.starting = self._start(steps, done, failed, forked=forked)
+        if forked:
             compiled.close()  # the fork has its own
-        else:
-            container.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
 
     def _take_over_container(self, call: ShimCall, request: messages.TakeOverContainer) -> None:
         """Supervise a container of a lost shim. Its exec sessions are killed, because they have no
@@ -389,7 +380,7 @@ class ShimPod:
         try:
             process = container.take_over(record, fds, stdin, once=request.stdin_once)
         except BaseException:
-            ipc.close_all([*fds, *stdin])
+            close_all([*fds, *stdin])
             raise
         self._containers[container_id] = container
         self._pods.keeper.put(name, container.store)
@@ -405,7 +396,7 @@ class ShimPod:
         if prepared is None:
             return
         fields, descriptors = prepared
-        ipc.close_all(descriptors)
+        close_all(descriptors)
         if "cgroup" in fields:
             self._clear_away(Cgroup.from_record(fields["cgroup"]))
 
@@ -545,17 +536,7 @@ class ShimPod:
             call.fail(error)
 
         steps = self._starter.execute(request, container, streams.stdio)
-        if container.of_other_runtime:
-            try:
-                session.starting = self._in_worker(
-                    lambda: _outcome(drive(steps)),
-                    lambda *started: done(_process(*started)),
-                    failed,
-                )
-            except OSError as error:
-                failed(error)
-        else:
-            session.starting = LaunchSteps(self.loop, self._reaper, steps, done, failed)
+        session.starting = self._start(steps, done, failed, forked=container.of_other_runtime)
 
     def _exec_exited(self, session: SupervisedExec, answer: ExecAnswer, ended: ProcessEnd) -> None:
         session.ended()
@@ -586,6 +567,26 @@ class ShimPod:
                     warn(f"cannot kill exec session {session.id}: {error}")
 
     # -- the whole
+
+    def _start(
+        self,
+        steps: Generator[int, None, StartedProcess],
+        done: Callable[[StartedProcess], None],
+        failed: Callable[[Exception], None],
+        *,
+        forked: bool,
+    ) -> Worker | LaunchSteps | None:
+        """Carry out a launch, and call `done` or `failed`, now or later. `forked`: in a forked
+        process, because the steps may block. Return what can kill the launch."""
+        if not forked:
+            return LaunchSteps(self.loop, self._reaper, steps, done, failed)
+        try:
+            return self._in_worker(
+                lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
+            )
+        except OSError as error:  # too many processes or open descriptors
+            failed(error)
+            return None
 
     def _in_worker(
         self,

@@ -9,6 +9,7 @@ from _socket import SO_PEERCRED, SOL_SOCKET, socket
 
 from pyrunc import ipc
 from pyrunc.errors import Error, Unsupported, to_error
+from pyrunc.kernel.fd import close_all
 from pyrunc.shim.loop import BROKEN, READABLE, WRITABLE
 from pyrunc.shim.messages import message_of
 from pyrunc.shim.warn import warn
@@ -54,7 +55,7 @@ class ShimCall:
 
     def close_fds(self) -> None:
         """Close the request's descriptors, unless `take_fds` has returned them."""
-        ipc.close_all(self.take_fds())
+        close_all(self.take_fds())
 
     def answer(self, answer: Record | None = None, fds: Sequence[int] = ()) -> None:
         """Send the result. The connection closes the descriptors after they are sent."""
@@ -88,7 +89,7 @@ class ClientConnection:
         """Send the message, now or when the client reads, and close `fds` afterwards. A client with
         thousands of unread messages is disconnected."""
         if self.closed:
-            ipc.close_all(fds)
+            close_all(fds)
             return
         # Always behind what waits, so that answers and events keep their order.
         self._unsent.append((ipc.encode(message), list(fds)))
@@ -105,7 +106,7 @@ class ClientConnection:
         self._server.loop.unwatch(self._socket.fileno())
         self._socket.close()
         for _, fds in self._unsent:
-            ipc.close_all(fds)
+            close_all(fds)
         self._unsent.clear()
         self._server.on_close(self)
 
@@ -142,7 +143,7 @@ class ClientConnection:
             except OSError:
                 self.close()
                 return
-            ipc.close_all(fds)
+            close_all(fds)
             del self._unsent[0]
         self._watch(waits_to_send=False)
 

@@ -17,7 +17,7 @@ import os
 import signal
 import time
 
-from pyrunc import atomic_file, ipc
+from pyrunc import atomic_file
 from pyrunc.errors import Error, WrongState, to_error
 from pyrunc.kernel import terminal
 from pyrunc.kernel.fd import close_all, closing_fd, duplicates
@@ -216,7 +216,7 @@ class SupervisedContainer:
             self._attach(names, ends)
         except OSError:
             # The other ends close when they notice this.
-            ipc.close_all(ends)
+            close_all(ends)
             raise
         return ends
 
@@ -471,19 +471,17 @@ class ProcessPipes:
             return None
         fds = zip((self.stdout, self.stderr), sizes, strict=True)
         output = [os.read(fd, size) if size else b"" for fd, size in fds]
-        ipc.close_all(self.ours())
+        close_all(self.ours())
         return output
 
     def close_theirs(self) -> None:
         """Close the process's ends, of which the process has copies."""
-        for fd in {*self.stdio, self._null}:
-            os.close(fd)
+        close_all({*self.stdio, self._null})
 
     def close(self) -> None:
         """Close both ends after a failed start."""
         self.close_theirs()
-        for fd in self.ours():
-            os.close(fd)
+        close_all(self.ours())
 
 
 class ExecAnswer:

@@ -11,10 +11,10 @@ import os
 import signal
 import time
 
-from pyrunc import ipc, jsontext
+from pyrunc import jsontext
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
-from pyrunc.kernel.fd import closing_fd, duplicates, read_file
+from pyrunc.kernel.fd import close_all, closing_fd, duplicates, read_file
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.kernel.process import send_signal
 from pyrunc.launch import pinned
@@ -186,7 +186,7 @@ class PauseProcess(SupervisedProcess):
         """Return the pause process from the keeper's entry. The result owns the descriptors. Raises
         InvalidArgument after closing them."""
         if len(fds) != 1 + record.network + len(record.mounts):
-            ipc.close_all(fds)
+            close_all(fds)
             raise InvalidArgument(
                 f"the keeper's entry of a pause process has {len(fds)} descriptors for"
                 f" {len(record.mounts)} mounts"
@@ -205,8 +205,7 @@ class PauseProcess(SupervisedProcess):
     def ended(self) -> None:
         """Close the mounts after the exit. The network namespace stays open until the pod's network
         is removed."""
-        for fd in self.mounts.values():
-            os.close(fd)
+        close_all(self.mounts.values())
         self.mounts = {}
 
 
@@ -237,7 +236,7 @@ class Starter:
         process makes the namespace, or the pod uses the host's.
         """
         with Undo() as undo:
-            undo.push("pinned mounts", ipc.close_all, list(compiled.pins.values()))
+            undo.push("pinned mounts", close_all, list(compiled.pins.values()))
             launch = compiled.launch
             assert launch is not None
             null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
@@ -294,7 +293,7 @@ class Starter:
                 clock.stop()
                 undo.commit()
         finally:
-            ipc.close_all(list(clones.values()))
+            close_all(clones.values())
             compiled.close()
         os.close(child.pidfd)
         warn(*compiled.warnings)

@@ -94,8 +94,9 @@ class OutputStream:
         self._log.write(self._lines.finish(time_stamp()))
 
     def read_on(self) -> None:
-        """Read again after `stop_reading`."""
-        self._watch_again()
+        """Read again after `stop_reading`. Does nothing after `end`."""
+        if self.fd >= 0:
+            self._loop.watch(self.fd, READABLE, self._ready)
 
     def end(self) -> None:
         """Write the unterminated last line, let the followers finish, and close the stream."""
@@ -115,13 +116,9 @@ class OutputStream:
         # the shim without end. Another process of the container may open it again.
         if self._terminal:
             self._loop.unwatch(self.fd)
-            self._loop.after(TERMINAL_RETRY_S, self._watch_again)
+            self._loop.after(TERMINAL_RETRY_S, self.read_on)
         else:
             self.end()
-
-    def _watch_again(self) -> None:
-        if self.fd >= 0:
-            self._loop.watch(self.fd, READABLE, self._ready)
 
     def _unfollow(self, follower: Follower) -> None:
         if follower in self.followers:

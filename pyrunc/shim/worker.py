@@ -13,6 +13,7 @@ from _socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 
 from pyrunc import ipc
 from pyrunc.errors import Error, Unavailable, error_of, to_error
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.reaper import set_parent_death_signal
 from pyrunc.shim.loop import READABLE
 from pyrunc.shim.warn import warn
@@ -80,7 +81,7 @@ class Worker:
                 return
             message, fds = received
             if "error" in message:
-                ipc.close_all(fds)
+                close_all(fds)
                 self._on_failed(error_of(message["error"]))
             else:
                 self._on_done(message["ok"], fds)
@@ -99,7 +100,7 @@ def _work(
     try:
         set_parent_death_signal(signal.SIGKILL, shim)
         # A copy in the fork would keep a client's connection open after the shim has closed it.
-        ipc.close_all(not_inherited)
+        close_all(not_inherited)
         # The fork would otherwise write to the shim's own pipe, which it shares.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import send_signal, stat
 
 
@@ -31,8 +32,7 @@ def kill(pid: int) -> None:
             pass
         send_signal(pidfds[pid], signal.SIGKILL)
     finally:
-        for process in pidfds.values():
-            os.close(process)
+        close_all(pidfds.values())
 
 
 def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:

@@ -10,6 +10,7 @@ import time
 
 from pyrunc import ipc
 from pyrunc.errors import Error, InvalidArgument, KernelError
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.reaper import empty_notice, open_child_notice
 from pyrunc.zygote import child, descendants, preload
 from pyrunc.zygote.messages import UNANSWERED, Cancel, Fork, Forked, JobEnded, RunJob
@@ -76,7 +77,7 @@ class ZygoteLoop:
         except OSError as error:
             self._fail(request, KernelError("fork", str(request.get("function")), error.errno or 0))
         finally:
-            ipc.close_all(fds)
+            close_all(fds)
         return True
 
     def _dispatch(self, request: Message, fds: list[int]) -> None:

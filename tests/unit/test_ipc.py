@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from pyrunc import ipc
 from pyrunc.errors import PeerError
+from pyrunc.kernel.fd import close_all
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -35,7 +36,7 @@ def test_messages_of_any_size_arrive_whole_with_their_descriptors(pair: Pair, si
     os.write(fds[1], b"through")
     assert os.read(reading, 100) == b"through"
     assert not any(os.get_inheritable(fd) for fd in fds)
-    ipc.close_all([reading, writing, *fds])
+    close_all([reading, writing, *fds])
 
 
 json_values = st.recursive(

@@ -10,9 +10,9 @@ from contextlib import closing
 from pathlib import Path
 
 from cri_server.systemd import descriptor_store
-from pyrunc import ipc
 from pyrunc.errors import Error, Unavailable
 from pyrunc.keeper.client import Keeper
+from pyrunc.kernel.fd import close_all
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class MountStore:
                     if len(entry.fds) == 1:
                         taken[name] = entry.fds[0]
                     else:
-                        ipc.close_all(entry.fds)
+                        close_all(entry.fds)
             except Error as error:
                 log.info("cannot take over stored mounts of images: %s", error)
             self._stored.update(taken)
