@@ -18,9 +18,9 @@ from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.fd import closing_fd, read_file
-from pyrunc.kernel.path import open_in_root
+from pyrunc.kernel.path import clean, open_in_root
 from pyrunc.plan.devices import DEFAULT
-from pyrunc.plan.mounts import is_bind, normal
+from pyrunc.plan.mounts import is_bind
 from pyrunc.spec.parse import parse
 from pyrunc.spec.value import Value
 
@@ -283,16 +283,14 @@ def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
     """Return (destination, source) of each bind mount from the host. In a user namespace these
     include device files."""
     sources = {
-        normal(mount.destination): os.path.join(bundle, mount.source)
+        clean(mount.destination): os.path.join(bundle, mount.source)
         for mount in spec.mounts
         if is_bind(mount)
     }
     # There device files are binds of the host's, because mknod(2) is refused (`plan.devices`).
-    if spec.linux.namespace("user") is not None and normal("/dev") not in sources:
+    if spec.linux.namespace("user") is not None and clean("/dev") not in sources:
         listed = (device.path for device in spec.linux.devices)
-        sources |= {
-            path: path for path in (*(path for path, _, _ in DEFAULT), *map(normal, listed))
-        }
+        sources |= {path: path for path in (*(path for path, _, _ in DEFAULT), *map(clean, listed))}
     return list(sources.items())
 
 
@@ -308,7 +306,7 @@ def masked_files(linux: Linux, pid: int) -> list[str]:
     with closing_fd(
         os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     ) as root:
-        for path in dict.fromkeys(map(normal, linux.masked_paths)):
+        for path in dict.fromkeys(map(clean, linux.masked_paths)):
             try:
                 descriptor = open_in_root(root, path)
             except KernelError:

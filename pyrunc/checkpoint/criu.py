@@ -190,9 +190,9 @@ class Criu:
             try:
                 if answer.get(_RESP_TYPE) != NOTIFY:
                     return _result(answer)
-                notification = decode(_bytes(answer.get(_RESP_NOTIFY, b"")))
+                notification = decode(as_bytes(answer.get(_RESP_NOTIFY, b"")))
                 if notify is not None:
-                    script = _bytes(notification.get(_NOTIFY_SCRIPT, b"")).decode(
+                    script = as_bytes(notification.get(_NOTIFY_SCRIPT, b"")).decode(
                         "ascii", "replace"
                     )
                     notify(script, _int(notification.get(_NOTIFY_PID, 0)), fds)
@@ -266,7 +266,7 @@ def _result(answer: Mapping[int, int | bytes]) -> int:
     if not answer.get(_RESP_SUCCESS):
         number = _int(answer.get(_RESP_ERRNO, 0))
         raise PeerError(f"criu failed: {os.strerror(number).lower()}" if number else "criu failed")
-    restored = decode(_bytes(answer.get(_RESP_RESTORE, b"")))
+    restored = decode(as_bytes(answer.get(_RESP_RESTORE, b"")))
     return _int(restored.get(_RESTORE_PID, 0))
 
 
@@ -279,7 +279,8 @@ def find() -> str:
     raise NotFound("criu is not in $PATH: checkpoint and restore need it")
 
 
-def _bytes(value: int | bytes) -> bytes:
+def as_bytes(value: int | bytes) -> bytes:
+    """Return the value of a decoded field; empty for a number."""
     return value if isinstance(value, bytes) else b""
 
 

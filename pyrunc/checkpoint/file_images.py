@@ -15,7 +15,7 @@ import os
 from stat import S_IMODE, S_ISDIR
 from struct import Struct
 
-from pyrunc.checkpoint.criu import decode
+from pyrunc.checkpoint.criu import as_bytes, decode
 from pyrunc.errors import InvalidArgument, PeerError
 
 TYPE_CHECKING = False
@@ -43,7 +43,7 @@ def root_mode(folder: str) -> int | None:
     with open(number, "rb") as file:
         for entry in _entries(file):
             try:
-                fields = decode(_message(decode(entry).get(_REGULAR)))
+                fields = decode(as_bytes(decode(entry).get(_REGULAR, b"")))
             except PeerError:
                 raise InvalidArgument(f"the checkpoint's {FILES} has a malformed entry") from None
             mode = fields.get(_MODE)
@@ -67,7 +67,3 @@ def _entries(file: BinaryIO) -> Iterator[bytes]:
                 f"the checkpoint's {FILES} ends within an entry, or has one that is too large"
             )
         yield entry
-
-
-def _message(value: int | bytes | None) -> bytes:
-    return value if isinstance(value, bytes) else b""

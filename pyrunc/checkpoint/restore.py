@@ -22,9 +22,8 @@ from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace, unshare
-from pyrunc.kernel.path import components, open_beneath, resolve
+from pyrunc.kernel.path import clean, components, open_beneath, resolve
 from pyrunc.launch.run import ChildProcess
-from pyrunc.plan.mounts import normal
 from pyrunc.spec.model import KERNEL_NAMES
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
@@ -220,7 +219,7 @@ def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
         mounted: list[str] = []
         sources = dict(dumps.bind_mounts(spec, bundle))
         for mount in spec.mounts:
-            place = normal(mount.destination)
+            place = clean(mount.destination)
             if not any(place.startswith(above + "/") for above in mounted):
                 _make_mount_point(
                     root, place, place in sources and not os.path.isdir(sources[place])

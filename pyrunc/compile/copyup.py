@@ -10,8 +10,8 @@ from stat import S_ISDIR, S_ISLNK, S_ISREG
 from pyrunc.errors import KernelError
 from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.path import open_in_root, open_regular_at
-from pyrunc.plan.mounts import MountOptions, normal
+from pyrunc.kernel.path import clean, open_in_root, open_regular_at
+from pyrunc.plan.mounts import MountOptions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def open_copy(mount: Mount, root: int) -> int:
     options = list(MountOptions(mount.options).data)
     try:
         # A link at the destination is followed inside the root, as the mount itself will be.
-        source = open_in_root(root, normal(mount.destination), _FOLDER & ~os.O_NOFOLLOW)
+        source = open_in_root(root, clean(mount.destination), _FOLDER & ~os.O_NOFOLLOW)
     # Nothing to copy: runc, too, mounts an empty tmpfs where there is no folder.
     except KernelError:
         return kernel_mount.open_mount("tmpfs", options, source=mount.source)

@@ -14,6 +14,7 @@ from pyrunc.compile import host
 from pyrunc.errors import KernelError
 from pyrunc.kernel import erofs
 from pyrunc.kernel import mount as kernel_mount
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath
 from pyrunc.records import Record
 
@@ -54,14 +55,10 @@ def open_image(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
     own_mount = erofs.open_paths(image.index, image.devices, image.digests)
     if not image.folder:
         return own_mount
-    from os import close
-
     from pyrunc.kernel import detached
 
-    try:
+    with closing_fd(own_mount):
         return detached.open_folder(own_mount, image.place, image.folder)
-    finally:
-        close(own_mount)
 
 
 def open_layer(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:

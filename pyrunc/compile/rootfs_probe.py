@@ -14,9 +14,9 @@ from stat import S_ISDIR
 from pyrunc.compile.bind_source import bind_failed, describe_source, open_source
 from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.path import open_beneath, open_in_root, read_in_root, resolve
+from pyrunc.kernel.path import clean, open_beneath, open_in_root, read_in_root, resolve
 from pyrunc.plan.model import RootfsFacts
-from pyrunc.plan.mounts import may_be_opened_inside, normal
+from pyrunc.plan.mounts import may_be_opened_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def probe(
             directories[i] = sources[mount.source].is_directory
         elif tree is not None:
             directories[i] = S_ISDIR(os.fstat(tree).st_mode)
-        destination = normal(mount.destination)
+        destination = clean(mount.destination)
         # Each probe is an openat2(2), fstat(2) and close(2); a default configuration has all seven
         # of these mounts.
         if destination in _PLAIN:
@@ -199,9 +199,7 @@ def cgroup_owner(spec: Spec) -> int | None:
     cgroup tree writable (runtime-spec, config-linux.md, "Cgroup ownership").
     """
     namespace = spec.linux.namespace("cgroup")
-    cgroup_mounts = [
-        mount for mount in spec.mounts if normal(mount.destination) == "/sys/fs/cgroup"
-    ]
+    cgroup_mounts = [mount for mount in spec.mounts if clean(mount.destination) == "/sys/fs/cgroup"]
     if spec.process is None or namespace is None or namespace.path or not cgroup_mounts:
         return None
     access = [option for option in cgroup_mounts[-1].options if option in ("ro", "rro", "rw")]

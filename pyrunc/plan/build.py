@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pyrunc.abi import mount as mounts_abi
 from pyrunc.errors import InvalidSpec
+from pyrunc.kernel.path import clean
 from pyrunc.plan import devices, identity, model, mounts, namespaces, paths
 from pyrunc.plan.parent import (
     HOOK_STATE,
@@ -314,7 +315,7 @@ def _root_filesystem(
     ops.append(model.PivotRoot() if pivot else model.CoverRoot(root_place != "/", facts.instances))
     if process is not None:
         if process.cwd != "/":
-            ops.append(model.MakeFolder(mounts.normal(process.cwd)))
+            ops.append(model.MakeFolder(clean(process.cwd)))
         # In the container's own devpts: ttyname(3) finds the terminal's name there, and the host's
         # terminals cannot be opened from it.
         if process.terminal:

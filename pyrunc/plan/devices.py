@@ -8,8 +8,9 @@ configuration binds a folder to /dev, this folder stays unchanged.
 from __future__ import annotations
 
 from pyrunc.abi.capability import CAPABILITIES
+from pyrunc.kernel.path import clean
 from pyrunc.plan.model import AttachDevice, MakeDevice, Symlink
-from pyrunc.plan.mounts import is_bind, normal
+from pyrunc.plan.mounts import is_bind
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
     `outside`: path -> name of the descriptor of a node that the compiler has made
     (`nodes_from_outside`).
     """
-    destinations = {normal(mount.destination): mount for mount in spec.mounts}
+    destinations = {clean(mount.destination): mount for mount in spec.mounts}
     # A bind at /dev is a folder of the host: nodes that are made in it would stay there.
     if _has_own_dev(destinations):
         return []
@@ -92,13 +93,13 @@ def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
     """
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
-    if _has_own_dev({normal(mount.destination): mount for mount in spec.mounts}):
+    if _has_own_dev({clean(mount.destination): mount for mount in spec.mounts}):
         return []
     return [op for op in _nodes(spec, False, True) if op.type != "p"]
 
 
 def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
-    listed = {normal(device.path): device for device in spec.linux.devices}
+    listed = {clean(device.path): device for device in spec.linux.devices}
     nodes = [op for op in _DEFAULT_OPS[fresh, bind] if op.path not in listed]
     for path, device in listed.items():
         # runtime-spec, "Default Devices": ptmx is a link to, or a bind of, the one in the

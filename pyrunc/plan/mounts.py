@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from pyrunc.abi import mount as abi
 from pyrunc.errors import InvalidSpec
+from pyrunc.kernel.path import clean
 from pyrunc.plan.model import ChangeMount, LabelMount, MountFs, MountTree
 
 TYPE_CHECKING = False
@@ -161,7 +162,7 @@ def operations(
     """
     options = _options(mount)
     path = f"mounts[{index}]"
-    destination = normal(mount.destination)
+    destination = clean(mount.destination)
     if destination == "/":
         raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
     if is_remount(mount):
@@ -191,19 +192,8 @@ def finishing(mount: Mount) -> Op | None:
     options = _options(mount)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
-    destination = normal(mount.destination)
+    destination = clean(mount.destination)
     return ChangeMount(destination, _RO) if mount.type == "tmpfs" or destination == "/dev" else None
-
-
-def normal(path: str) -> str:
-    """Return the path as absolute, without empty, `.` and `..` components. `/..` is `/`."""
-    parts: list[str] = []
-    for part in path.split("/"):
-        if part == "..":
-            del parts[-1:]
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/" + "/".join(parts)
 
 
 def is_bind(mount: Mount) -> bool:

@@ -3,8 +3,8 @@ beneath one of them stays masked."""
 
 from __future__ import annotations
 
+from pyrunc.kernel.path import clean
 from pyrunc.plan.model import MaskPath, ReadonlyPath
-from pyrunc.plan.mounts import normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 def operations(linux: Linux, clones_detached: bool) -> list[Op]:
     """Plan one operation for each distinct path of the configuration. `clones_detached`: as in
     `HostFacts`."""
-    ops: list[Op] = [
-        ReadonlyPath(path) for path in dict.fromkeys(map(normal, linux.readonly_paths))
-    ]
+    ops: list[Op] = [ReadonlyPath(path) for path in dict.fromkeys(map(clean, linux.readonly_paths))]
     ops += [
-        MaskPath(path, clones_detached) for path in dict.fromkeys(map(normal, linux.masked_paths))
+        MaskPath(path, clones_detached) for path in dict.fromkeys(map(clean, linux.masked_paths))
     ]
     return ops

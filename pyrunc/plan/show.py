@@ -38,12 +38,11 @@ _PROPAGATION = (
 
 def show(plan: Plan) -> str:
     """Return the plan as text: its lines, numbered as in errors, then the warnings."""
-    lines = [_numbered(label, text) for label, text in numbered(plan)]
+    lines = [
+        f"{label:>4}  {text}" if "." not in label else f"{label:>6}  parent: {text}"
+        for label, text in numbered(plan)
+    ]
     return "\n".join([*lines, *(f"warning: {text}" for text in plan.warnings)])
-
-
-def _numbered(label: str, text: str) -> str:
-    return f"{label:>4}  {text}" if "." not in label else f"{label:>6}  parent: {text}"
 
 
 def numbered(plan: Plan) -> list[tuple[str, str]]:
@@ -51,14 +50,10 @@ def numbered(plan: Plan) -> list[tuple[str, str]]:
     first step of the parent for which line 12 waits."""
     lines = []
     for number, op in enumerate(plan.ops, 1):
-        lines += [(step_label(number, k), step_line(step)) for k, step in enumerate(m.steps_of(op))]
+        steps = enumerate(m.steps_of(op), 1)
+        lines += [(f"{number}.{k}", step_line(step)) for k, step in steps]
         lines.append((str(number), line(op)))
     return lines
-
-
-def step_label(number: int, index: int) -> str:
-    """Return the label of a parent's step, such as `12.1` for line 12 and index 0."""
-    return f"{number}.{index + 1}"
 
 
 def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:

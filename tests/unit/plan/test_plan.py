@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pyrunc.errors import InvalidSpec
+from pyrunc.kernel.path import clean
 from pyrunc.launch.steps import perform
 from pyrunc.plan import build as plans
 from pyrunc.plan import lower as lowering
@@ -489,10 +490,10 @@ def test_the_last_of_contradicting_mount_options_wins(options: list[str]) -> Non
 @settings(deadline=None)  # the machine may be busy
 @given(st.text(alphabet="/.ab", max_size=20))
 def test_normal_paths_are_absolute_and_clean(path: str) -> None:
-    normal = mounts.normal(path)
+    normal = clean(path)
     assert normal.startswith("/")
     assert not {"", ".", ".."} & set(normal[1:].split("/")) or normal == "/"
-    assert mounts.normal(normal) == normal
+    assert clean(normal) == normal
 
 
 @pytest.mark.parametrize("text", ["1-", "-1", "a", "3-1", "1,,x", "٣", "0-99999", "9" * 5000])
