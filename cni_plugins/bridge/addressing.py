@@ -5,24 +5,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from ipaddress import (
-    IPv4Address,
-    IPv4Interface,
-    IPv4Network,
-    IPv6Address,
-    IPv6Interface,
-    IPv6Network,
-)
+from ipaddress import ip_interface
 
 from cni_plugins.bridge.settings import BridgeSettings
-from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
+from cni_plugins.protocol.addresses import ANYWHERE, Address, AddressInNetwork
 from cni_plugins.protocol.errors import INVALID_CONFIG, CniError
 from cni_plugins.protocol.result import AssignedAddress, Result, Route
-
-_ANYWHERE: dict[int, Network] = {
-    4: IPv4Network("0.0.0.0/0"),
-    6: IPv6Network("::/0"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +55,7 @@ def derive(answer: Result, settings: BridgeSettings, seed: str) -> Addressing:
     if settings.is_default_gateway:
         destinations = {route.destination for route in reported}
         defaults = (
-            Route(_ANYWHERE[version], gateway) for version, gateway in first_gateways(ips).items()
+            Route(ANYWHERE[version], gateway) for version, gateway in first_gateways(ips).items()
         )
         reported += [route for route in defaults if route.destination not in destinations]
     return Addressing(
@@ -112,14 +100,12 @@ def _with_default_gateway(route: Route, gateways: dict[int, Address]) -> Route:
 def _bridge_addresses(
     ips: tuple[AssignedAddress, ...],
 ) -> tuple[AddressInNetwork, ...]:
-    addresses: dict[AddressInNetwork, None] = {}
-    for assigned in ips:
-        prefix = assigned.address.network.prefixlen
-        if isinstance(assigned.gateway, IPv4Address):
-            addresses[IPv4Interface((assigned.gateway, prefix))] = None
-        elif isinstance(assigned.gateway, IPv6Address):
-            addresses[IPv6Interface((assigned.gateway, prefix))] = None
-    return tuple(addresses)
+    addresses = (
+        ip_interface((assigned.gateway, assigned.address.network.prefixlen))
+        for assigned in ips
+        if assigned.gateway is not None
+    )
+    return tuple(dict.fromkeys(addresses))
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:

@@ -131,7 +131,7 @@ def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
     expected = masquerade.elements(addresses, tag)
     # The address may belong to another pod by now, if an earlier DEL has released it.
     existing = [e for e in host_rules.lookup(expected) if e is not None and e.comment == tag]
-    host_rules.remove_elements(existing or host_rules.elements_of(host_rules.MASQUERADE_SETS, tag))
+    host_rules.remove_elements(existing or host_rules.all_elements(host_rules.MASQUERADE_SETS, tag))
 
 
 def _take_down(call: CniCall, settings: BridgeSettings, link: str) -> None:

@@ -41,7 +41,7 @@ from cni_plugins.host_local.ranges import Range, RangeSet
 from cni_plugins.protocol.addresses import Address
 from cni_plugins.protocol.errors import IO_FAILURE, NO_ADDRESS_LEFT, TRY_AGAIN_LATER, CniError
 from pyrunc.errors import InvalidArgument
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import close_all, closing_fd
 from pyrunc.records import Record
 
 if TYPE_CHECKING:
@@ -101,8 +101,7 @@ class NetworkLeases:
         self._last_files: dict[int, int] = {}
 
     def close(self) -> None:
-        for descriptor in self._last_files.values():
-            os.close(descriptor)
+        close_all(self._last_files.values())
         self._last_files.clear()
 
     def take(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
+from ipaddress import IPv4Address, IPv6Address
 from ipaddress import ip_address as parse_address
+from ipaddress import ip_interface as parse_interface
 from ipaddress import ip_network as parse_network
 
 from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
@@ -59,12 +60,7 @@ class Range:
 
     def interface(self, address: Address) -> AddressInNetwork:
         """Return `address` with the subnet's prefix length."""
-        prefix = self.subnet.prefixlen
-        return (
-            IPv4Interface((address, prefix))
-            if isinstance(address, IPv4Address)
-            else IPv6Interface((address, prefix))
-        )
+        return parse_interface((address, self.subnet.prefixlen))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,12 +21,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
-import select
 import signal
 import socket
 import struct
 from collections.abc import Callable, Iterable
-from ipaddress import IPv4Network, IPv6Network
 
 from cni_plugins.net.netlink import NetlinkSocket
 from cni_plugins.net.nfnetlink import (
@@ -43,6 +41,7 @@ from cni_plugins.protocol.config import PluginConfig
 from pyrunc import ipc
 from pyrunc.errors import AlreadyExists, DeadlineExceeded, KernelError, PeerError, Unsupported
 from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.process import wait_child
 
 TABLE = "pyrunc_cni"
 PORT_SETS = ("ports4", "ports6", "ports4_on", "ports6_on", "near4", "near6", "near4_on", "near6_on")
@@ -195,11 +194,6 @@ def port_elements(
     return tuple(elements)
 
 
-def all_clients(version: int) -> Network:
-    """Return the subnet that contains every address, for the argument `near` of `port_elements`."""
-    return IPv4Network("0.0.0.0/0") if version == 4 else IPv6Network("::/0")
-
-
 def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
     """Add elements in one transaction. Creates the table and the chains of `subnets` if they are
     missing.
@@ -253,12 +247,6 @@ def remove_elements(elements: Iterable[Element]) -> None:
             # still remove the rest.
             for element in removed:
                 _remove_one(netfilter, element)
-
-
-def elements_of(sets: Iterable[str], tag: str) -> list[Element]:
-    """Return the elements of the nftables sets `sets` that have the comment `tag`. Raises
-    KernelError."""
-    return all_elements(sets, tag)
 
 
 def all_elements(sets: Iterable[str], tag: str | None = None) -> list[Element]:
@@ -315,15 +303,17 @@ def run_nft(script: str) -> None:
         closing_fd(ipc.open_memory("stdin", script.encode())) as stdin,
         closing_fd(ipc.open_memory("stderr", b"")) as stderr,
     ):
-        code = _exit_code_of_nft(program, stdin, stderr)
+        code = wait_child(_spawn_nft(program, stdin, stderr), NFT_TIMEOUT_S)
         message = ipc.read_memory(stderr).decode("utf-8", "replace")
-    if code != 0:
+    if code is None:
+        raise DeadlineExceeded(f"{program} did not end in {NFT_TIMEOUT_S:g} s")
+    if code:
         raise PeerError(f"nft failed: {' '.join(message.split())[:400]}")
 
 
-def _exit_code_of_nft(program: str, stdin: int, stderr: int) -> int:
+def _spawn_nft(program: str, stdin: int, stderr: int) -> int:
     # Not by the module subprocess: a worker of the server would keep 1 MiB for it.
-    pid = os.posix_spawn(
+    return os.posix_spawn(
         program,
         [program, "-f", "-"],
         os.environ,
@@ -334,16 +324,6 @@ def _exit_code_of_nft(program: str, stdin: int, stderr: int) -> int:
         ],
         setsigdef=[signal.SIGPIPE],
     )
-    with closing_fd(os.pidfd_open(pid)) as pidfd:
-        exit_notice = select.poll()
-        exit_notice.register(pidfd, select.POLLIN)
-        in_time = bool(exit_notice.poll(NFT_TIMEOUT_S * 1000))
-        if not in_time:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-    if not in_time:
-        raise DeadlineExceeded(f"{program} did not end in {NFT_TIMEOUT_S:g} s")
-    return os.waitstatus_to_exitcode(status)
 
 
 def _subnet_chains(subnet: Network) -> str:

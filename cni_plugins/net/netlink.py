@@ -164,8 +164,9 @@ class NetlinkSocket:
             raise outcome
         return None
 
-    def dump(self, request: NetlinkRequest) -> list[bytes]:
-        """Send a dump request and return the bodies of all listed objects. Raises KernelError.
+    def dump(self, request: NetlinkRequest, *tolerated: int) -> list[bytes]:
+        """Send a dump request and return the bodies of all listed objects; none if it fails with an
+        errno in `tolerated`. Raises any other KernelError.
 
         If the objects change meanwhile (NLM_F_DUMP_INTR), repeats the dump. If they keep changing,
         the KernelError is EINTR.
@@ -173,7 +174,7 @@ class NetlinkSocket:
         dump_request = replace(request, flags=request.flags & ~NLM_F_ACK | NLM_F_DUMP)
         for _ in range(_DUMP_ATTEMPTS):
             self._interrupted = False
-            (answers,) = self.call(dump_request)
+            answers = self.try_call(dump_request, *tolerated) or []
             if not self._interrupted:
                 return answers
         raise KernelError(

@@ -98,12 +98,7 @@ def elements(
     # over, nf_tables skips by count). So a listing of several packets must equal the next one.
     previous: set[Element] | None = None
     for _ in range(_AGREE_ATTEMPTS):
-        try:
-            answers = netfilter.dump(request)
-        except KernelError as error:
-            if error.errno == errno.ENOENT:
-                return []
-            raise
+        answers = netfilter.dump(request, errno.ENOENT)
         listed = [element for answer in answers for element in _elements(set_name, answer)]
         matching = [element for element in listed if comment is None or element.comment == comment]
         # Seen once: a list without one of 800 host ports, which DEL would have left behind.
@@ -128,14 +123,9 @@ def find_element(netfilter: NetlinkSocket, table: str, set_name: str, key: bytes
 def count_rules(netfilter: NetlinkSocket, table: str) -> dict[str, int]:
     """Return the number of rules in each chain of the table; empty if the table does not exist."""
     body = struct.pack(">BBH", _INET, 0, 0) + attribute(_RULE_TABLE, table)
-    try:
-        answers = netfilter.dump(NetlinkRequest(_GETRULE, body, "NFT_MSG_GETRULE", table))
-    except KernelError as error:
-        if error.errno == errno.ENOENT:
-            return {}
-        raise
+    request = NetlinkRequest(_GETRULE, body, "NFT_MSG_GETRULE", table)
     counts: dict[str, int] = {}
-    for answer in answers:
+    for answer in netfilter.dump(request, errno.ENOENT):
         rule = attributes(answer, 4)
         if text(rule.get(_RULE_TABLE)) == table:
             chain = text(rule.get(_RULE_CHAIN))

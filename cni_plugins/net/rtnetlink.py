@@ -32,7 +32,7 @@ from cni_plugins.protocol.addresses import Address, AddressInNetwork, Network
 
 _NEWLINK, _DELLINK, _GETLINK = 16, 17, 18
 _NEWADDR, _DELADDR, _GETADDR = 20, 21, 22
-_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWROUTE, _GETROUTE = 24, 26
 _NEWNEIGH = 28
 
 IFF_UP, IFF_PROMISC = 0x1, 0x100

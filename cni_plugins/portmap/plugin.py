@@ -16,7 +16,7 @@ from cni_plugins.net import host_rules, netns
 from cni_plugins.net.nfnetlink import Element
 from cni_plugins.net.rtnetlink import host_socket, route_to
 from cni_plugins.portmap import settings
-from cni_plugins.protocol.addresses import Network
+from cni_plugins.protocol.addresses import ANYWHERE, Network
 from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import DAMAGED, INVALID_CONFIG, NOT_AVAILABLE, CniError
@@ -57,7 +57,7 @@ def delete(call: CniCall, config: PluginConfig) -> None:
     sets a scope and passes ADD's port mappings to DEL too, so such a pod has no elements."""
     if config.scope() and not config.capability("portMappings"):
         return
-    owned = host_rules.elements_of(host_rules.PORT_SETS, host_rules.tag_of(call, config))
+    owned = host_rules.all_elements(host_rules.PORT_SETS, host_rules.tag_of(call, config))
     host_rules.remove_elements(owned)
     _drop_udp_flows(owned)
 
@@ -95,36 +95,33 @@ def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
     """Return what ADD installs for the configuration and the result `previous`. Raises CniError for
     an invalid configuration, and for a port to forward if `previous` has no address of the pod."""
     options = settings.parse(config)
+    masquerades = options.snat or options.masquerade_all
     pods = _pod_addresses(call, previous) if options.mappings else {}
     elements: list[Element] = []
     for mapping in options.mappings:
         for version in mapping.versions:
             if version in pods:
                 pod = pods[version].address
-                all_clients = host_rules.all_clients(version)
-                masqueraded_clients = (
-                    all_clients if options.masquerade_all else pod.network if options.snat else None
-                )
+                clients = ANYWHERE[version] if options.masquerade_all else pod.network
                 elements += host_rules.port_elements(
                     mapping.protocol,
                     mapping.host_port,
                     mapping.host_address,
                     pod.ip,
                     mapping.container_port,
-                    masqueraded_clients,
+                    clients if masquerades else None,
                     host_rules.tag_of(call, config),
                 )
-    all_client_subnets = (
-        {host_rules.all_clients(version) for version in pods} if options.masquerade_all else set()
-    )
-    loopback = options.snat or options.masquerade_all
+    subnets = {a.address.network for a in pods.values()}
+    if options.masquerade_all:
+        subnets |= {ANYWHERE[version] for version in pods}
     return Rules(
         elements=tuple(dict.fromkeys(elements)),
-        subnets=frozenset(all_client_subnets | {a.address.network for a in pods.values()}),
+        subnets=frozenset(subnets),
         from_loopback=tuple(
             a.address.ip
             for a in pods.values()
-            if loopback and isinstance(a.address.ip, IPv4Address)
+            if masquerades and isinstance(a.address.ip, IPv4Address)
         ),
     )
 

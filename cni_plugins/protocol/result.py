@@ -220,7 +220,7 @@ def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
             # others.
             unreadable.append(Unreadable(index, error))
     try:
-        routes = tuple(_route(v, w) for v, w in _items(raw, "routes", ROUTES_LIMIT))
+        routes = tuple(route_from_json(v, w) for v, w in _items(raw, "routes", ROUTES_LIMIT))
     except CniError:
         if strict:
             raise
@@ -250,7 +250,9 @@ def _read_single_addresses(raw: dict[str, Any], strict: bool) -> Result:
                 raise
             unreadable.append(Unreadable(None, error))
         try:
-            routes += [_route(v, w) for v, w in _items(entry, "routes", ROUTES_LIMIT, f"{key}.")]
+            routes += [
+                route_from_json(v, w) for v, w in _items(entry, "routes", ROUTES_LIMIT, f"{key}.")
+            ]
         except CniError:
             if strict:
                 raise
@@ -326,12 +328,6 @@ def dns_json(dns: Dns) -> dict[str, Any]:
     return {key: value for key, value in fields.items() if value}
 
 
-def route_from_json(value: object, where: str) -> Route:
-    """Parse a route, `{dst, gw, …}`. Raises CniError DECODING_FAILURE; `where` names the route in
-    the message."""
-    return _route(value, where)
-
-
 def _interface(value: object, where: str) -> Interface:
     raw = _object(value, where)
     mtu = raw.get("mtu")
@@ -375,7 +371,9 @@ def _assigned(
     return AssignedAddress(address=address, gateway=gateway, interface=index)
 
 
-def _route(value: object, where: str) -> Route:
+def route_from_json(value: object, where: str) -> Route:
+    """Parse a route, `{dst, gw, …}`. Raises CniError DECODING_FAILURE; `where` names the route in
+    the message."""
     raw = _object(value, where)
     text = raw.get("dst")
     try:

@@ -88,7 +88,7 @@ def test_a_list_is_complete_while_others_change_the_table(host: Host) -> None:
             host_rules.remove_elements(other)
     try:
         for _ in range(40):
-            assert set(host_rules.elements_of(host_rules.PORT_SETS, "net/mine/eth0")) == set(mine)
+            assert set(host_rules.all_elements(host_rules.PORT_SETS, "net/mine/eth0")) == set(mine)
     finally:
         os.kill(busy, signal.SIGKILL)
         os.waitpid(busy, 0)
