@@ -101,7 +101,7 @@ class KernelError(Error):
         self.subject = subject
         self.errno = errno
         self.note = note
-        super().__init__(self._text())
+        super().__init__(self._text(self.symbol))
 
     @classmethod
     def of(cls, error: OSError, call: str, subject: str, note: str = "") -> KernelError:
@@ -109,13 +109,13 @@ class KernelError(Error):
         because the OSError has neither."""
         return cls(call, subject, error.errno or 0, note)
 
-    def _text(self) -> str:
+    def _text(self, reason: str) -> str:
         where = f"{self.call} {self.subject}" if self.subject else self.call
-        return f"{where}: {self.symbol}" + (f" ({self.note})" if self.note else "")
+        return f"{where}: {reason}" + (f" ({self.note})" if self.note else "")
 
     def add_detail(self, text: str) -> None:
         self.note = f"{self.note}, {text}" if self.note else text
-        self._set_message(self._text())
+        self._set_message(self._text(self.symbol))
 
     @property
     def symbol(self) -> str:
@@ -126,10 +126,7 @@ class KernelError(Error):
     def text(self) -> str:
         """Return the error's message. strerror's text is in lower case, because podman and docker
         search for it."""
-        where = f"{self.call} {self.subject}" if self.subject else self.call
-        return f"{where}: {os.strerror(self.errno).lower()}" + (
-            f" ({self.note})" if self.note else ""
-        )
+        return self._text(os.strerror(self.errno).lower())
 
 
 class kernel_errors:

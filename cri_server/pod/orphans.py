@@ -131,13 +131,8 @@ def send_signal(process: ProcessIdentity, number: int) -> None:
     another process with the same pid never gets the signal. Does nothing when the process has
     ended."""
     try:
-        descriptor = os.pidfd_open(process.pid)
-    except ProcessLookupError:
-        return
-    try:
-        if process.alive():
-            signal.pidfd_send_signal(descriptor, number)
+        with closing_fd(os.pidfd_open(process.pid)) as descriptor:
+            if process.alive():
+                signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
         pass
-    finally:
-        os.close(descriptor)

@@ -25,6 +25,7 @@ from pyrunc import atomic_file, jsontext
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
 from pyrunc.kernel.credential import in_user_namespace
+from pyrunc.kernel.fd import read_file
 from pyrunc.records import RecordFile
 
 TYPE_CHECKING = False
@@ -164,8 +165,7 @@ class State(RecordFile):
         """Return the configuration from `create`. Raises NotFound when a killed create has not
         written it."""
         try:
-            with open(f"{self.folder}/{CONFIG}", "rb", buffering=0) as file:
-                document = jsontext.loads(file.readall() or b"")
+            document = jsontext.loads(read_file(f"{self.folder}/{CONFIG}"))
         except FileNotFoundError:
             raise NotFound(f"container {self.id} has no configuration") from None
         assert isinstance(document, dict)
@@ -341,11 +341,10 @@ def owner_name(uid: int) -> str:
     """Return the user's name in /etc/passwd, else the number. NSS is not used, because it would
     load libraries."""
     try:
-        with open("/etc/passwd", "rb", buffering=0) as file:
-            for line in (file.readall() or b"").splitlines():
-                fields = line.split(b":")
-                if len(fields) > 2 and fields[2] == str(uid).encode():
-                    return fields[0].decode("utf-8", "replace")
+        for line in read_file("/etc/passwd").splitlines():
+            fields = line.split(b":")
+            if len(fields) > 2 and fields[2] == str(uid).encode():
+                return fields[0].decode("utf-8", "replace")
     except OSError:
         pass
     return str(uid)

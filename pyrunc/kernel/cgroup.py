@@ -15,7 +15,7 @@ import select
 import time
 
 from pyrunc.errors import InvalidArgument, KernelError, Unsupported, WrongState, kernel_errors
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import closing_fd, read_file, write_once
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,8 +66,7 @@ def own_path(pid: int | str = "self") -> str | None:
     """Return the v2 path of a process (`/a/b`), as seen from our cgroup namespace; None if the
     process is gone."""
     try:
-        with open(f"/proc/{pid}/cgroup", "rb", buffering=0) as file:
-            lines = (file.readall() or b"").splitlines()
+        lines = read_file(f"/proc/{pid}/cgroup").splitlines()
     except (FileNotFoundError, ProcessLookupError):
         return None
     for line in lines:
@@ -106,9 +105,7 @@ def write(directory: str, file: str, content: str) -> None:
     """
     path = _file(directory, file)
     try:
-        # Not by kernel.fd, which the command `state` would then have to load.
-        with closing_fd(os.open(path, os.O_WRONLY | os.O_CLOEXEC)) as descriptor:
-            os.write(descriptor, content.encode("utf-8", "surrogateescape"))
+        write_once(path, content.encode("utf-8", "surrogateescape"))
     except OSError as error:
         # A removed group's folder may be visible a moment longer than its files work. systemd
         # removes a scope with its last process: some 20 of 2,000 removals met this moment.
@@ -152,8 +149,7 @@ def delegated_files() -> list[str]:
     """Return the names of the cgroup files whose owner changes when a group is delegated, from
     /sys/kernel/cgroup/delegate."""
     try:
-        with open(DELEGATED, "rb", buffering=0) as file:
-            return os.fsdecode(file.readall() or b"").split()
+        return os.fsdecode(read_file(DELEGATED)).split()
     except FileNotFoundError:
         # The list of runtime-spec ("Cgroup ownership") for a kernel without the file.
         return ["cgroup.procs", "cgroup.subtree_control", "cgroup.threads"]

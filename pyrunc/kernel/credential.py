@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import os
 
+from pyrunc.kernel.fd import read_file
+
 INITIAL_USER_NAMESPACE = 0xEFFFFFFD  # PROC_USER_INIT_INO, include/linux/proc_ns.h
 
 
@@ -35,9 +37,7 @@ def outer_uid() -> int:
 def id_map(path: str) -> list[list[int]]:
     """Read a map of a user namespace (`/proc/PID/uid_map` or `gid_map`). Each row is [first id
     inside, first id outside, number of ids]. Raises OSError."""
-    with open(path, "rb", buffering=0) as file:
-        lines = (file.readall() or b"").splitlines()
-    return [[int(word) for word in line.split()] for line in lines]
+    return [[int(word) for word in line.split()] for line in read_file(path).splitlines()]
 
 
 def become_root() -> None:

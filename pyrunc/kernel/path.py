@@ -92,8 +92,7 @@ def clean(path: str) -> str:
     parts: list[str] = []
     for part in path.split("/"):
         if part == "..":
-            if parts:
-                parts.pop()
+            del parts[-1:]
         elif part not in ("", "."):
             parts.append(part)
     return "/" + "/".join(parts)

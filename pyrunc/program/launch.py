@@ -265,7 +265,7 @@ def launch(
         numbers[first_free] = theirs.fileno()
         # A memfd, not a pipe: the launcher maps it privately and stores results in place, and it
         # may be larger than a pipe.
-        opened.append(image := program.open_image())
+        opened.append(image := _fd.open_memfd("pyrunc:program", program.encoded))
         numbers[first_free + 1] = image
 
         def above_targets(number: int) -> int:

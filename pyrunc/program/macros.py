@@ -197,11 +197,6 @@ def require(
 # ---- paths
 
 
-def open_how(a: Assembler, flags: int, resolve: int) -> Address:
-    """Add a `struct open_how` for openat2(2) to the data; return its address."""
-    return a.constant(pack("<3Q", flags | O_CLOEXEC, 0, resolve))
-
-
 def open_at(
     a: Assembler,
     root: Operand,
@@ -222,7 +217,7 @@ def open_at(
     - `ok`: the label for success
     """
     fd = a.slot(4) if store is None else store
-    how = open_how(a, flags, resolve)
+    how = a.constant(pack("<3Q", flags | O_CLOEXEC, 0, resolve))  # struct open_how
     a.sys("openat2", root, path or ".", how, OPEN_HOW_SIZE, store=fd, skip=skip, ok=ok, retry=RETRY)
     return fd
 

@@ -101,13 +101,6 @@ class Program(Value):
     notes: Mapping[int, tuple[str, str]] = {}
     pid_op: int | None = None
 
-    def open_image(self) -> int:
-        """Open a memfd with the encoded program, which the launcher maps. The caller closes it.
-        Raises KernelError."""
-        from pyrunc.kernel.fd import open_memfd
-
-        return open_memfd("pyrunc:program", self.encoded)
-
 
 class LoweredProgram(Value):
     """A plan's program, and what its parent needs to run it.
