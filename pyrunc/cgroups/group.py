@@ -382,10 +382,8 @@ class Cgroup:
             if error.errno in (errno.ESRCH, errno.EINVAL, errno.ENOENT):  # ended, or a thread now
                 return False
             raise KernelError.of(error, "pidfd_open", str(pid)) from None
-        try:
+        with closing_fd(process):
             return self._contains(pid) and send_signal(process, number)
-        finally:
-            os.close(process)
 
     def _contains(self, pid: int) -> bool:
         """Return whether the process, or in a threaded group a thread of it, is in the group or

@@ -302,15 +302,14 @@ def _criu_options(
 def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
     """Check the folders of images and work, and the dump's files, before the container is created.
     Return the stored names of descriptors 0 to 2. Raises NotFound, InvalidArgument."""
-    folder, work = dumps.open_folder(choices.image_path, make=False), dumps.open_folder(work_path)
-    try:
+    with (
+        closing_fd(dumps.open_folder(choices.image_path, make=False)) as folder,
+        closing_fd(dumps.open_folder(work_path)) as work,
+    ):
         criu_images.check(folder, choices.image_path)
         criu_images.require_dump(folder, choices.image_path)
         criu_images.check_log(work, work_path, LOG)
         return criu_images.streams(folder, choices.image_path)
-    finally:
-        os.close(folder)
-        os.close(work)
 
 
 def _cgroup_roots(pid: int) -> FieldList:

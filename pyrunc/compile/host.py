@@ -98,18 +98,12 @@ def _clones_detached(capabilities: int) -> bool:
     major, minor = os.uname().release.split(".")[:2]
     if major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= DETACHED_SINCE:
         return bool(capabilities >> CAP_SYS_ADMIN & 1)
+    tiny = (("nr_blocks", "1"), ("nr_inodes", "1"))
     try:
-        mount = kernel_mount.open_mount("tmpfs", (("nr_blocks", "1"), ("nr_inodes", "1")))
+        with closing_fd(kernel_mount.open_mount("tmpfs", tiny)) as mount:
+            os.close(kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH))
     except KernelError as error:
-        if error.errno != EPERM:
+        if error.errno not in (EPERM, EINVAL):
             raise
         return False
-    try:
-        os.close(kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_EMPTY_PATH))
-        return True
-    except KernelError as error:
-        if error.errno != EINVAL:
-            raise
-        return False
-    finally:
-        os.close(mount)
+    return True

@@ -65,13 +65,11 @@ def resolve_binds(
 
 
 def _look_up(mount: Mount) -> BindSource:
-    number = open_source(mount.source, mount.destination, links=True)
-    try:
-        return describe_source(number)
-    except OSError as error:
-        raise bind_failed(mount.source, mount.destination, error.errno or 0) from None
-    finally:
-        os.close(number)
+    with closing_fd(open_source(mount.source, mount.destination, links=True)) as number:
+        try:
+            return describe_source(number)
+        except OSError as error:
+            raise bind_failed(mount.source, mount.destination, error.errno or 0) from None
 
 
 def probe(

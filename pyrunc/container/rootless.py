@@ -15,7 +15,7 @@ from pyrunc.abi.clone import CLONE_NEWNS, CLONE_NEWUSER
 from pyrunc.errors import InvalidSpec, NotFound, PeerError, kernel_errors
 from pyrunc.kernel.call import syscall
 from pyrunc.kernel.credential import become_root, id_map
-from pyrunc.kernel.fd import closing_fd
+from pyrunc.kernel.fd import closing_fd, write_once
 from pyrunc.kernel.namespace import open_namespace, setns, unshare
 from pyrunc.launch.idmaps import write_maps
 
@@ -149,11 +149,8 @@ def _make_with_own_ids(linux: Linux) -> None:
     unshare(CLONE_NEWUSER)
     # Without CAP_SETGID outside, the kernel takes a gid_map only after this: a group may exist to
     # keep the user out of files, and setgroups(2) would drop it (CVE-2014-8989).
-    with (
-        kernel_errors("write", "setgroups"),
-        open("/proc/self/setgroups", "wb", buffering=0) as file,
-    ):
-        file.write(b"deny")
+    with kernel_errors("write", "setgroups"):
+        write_once("/proc/self/setgroups", b"deny")
     write_maps(os.getpid(), linux.uid_mappings, linux.gid_mappings)
 
 

@@ -25,7 +25,7 @@ from pyrunc import atomic_file, jsontext
 from pyrunc.atomic_file import DamagedRecord
 from pyrunc.errors import AlreadyExists, InvalidArgument, NotFound
 from pyrunc.kernel.credential import in_user_namespace
-from pyrunc.kernel.fd import read_file
+from pyrunc.kernel.fd import closing_fd, read_file
 from pyrunc.records import RecordFile
 
 TYPE_CHECKING = False
@@ -294,17 +294,15 @@ class Lock:
     @staticmethod
     def is_held(state: State) -> bool:
         """Return whether another process holds the lock right now."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
         try:
-            descriptor = os.open(state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            with closing_fd(os.open(state.folder, flags)) as descriptor:
+                # Shared, so that two commands that only look do not take each other for a create.
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except FileNotFoundError:
-            return False
-        try:
-            # Shared, so that two commands that only look do not take each other for a create.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            pass
         except BlockingIOError:
             return True
-        finally:
-            os.close(descriptor)
         return False
 
     def __enter__(self) -> Lock:

@@ -110,16 +110,11 @@ def _attach_instead(group_fd: int, new: int, old_id: int) -> bool:
     (BPF_F_REPLACE). False when the kernel refuses, for example because the old filter was attached
     with other flags."""
     try:
-        old = _open_by_id(old_id)
+        with closing_fd(_open_by_id(old_id)) as old:
+            # BPF_F_REPLACE (Linux 5.6) swaps in one step, so the group is never without a filter.
+            _attach(group_fd, new, F_ALLOW_MULTI | F_REPLACE, old)
     except KernelError:
         return False
-    try:
-        # BPF_F_REPLACE (Linux 5.6) swaps in one step, so the group is never without a filter.
-        _attach(group_fd, new, F_ALLOW_MULTI | F_REPLACE, old)
-    except KernelError:
-        return False
-    finally:
-        os.close(old)
     return True
 
 

@@ -21,6 +21,7 @@ import os
 from struct import Struct
 
 from pyrunc.abi.ioctl import EXT4_TOPDIR_FL, FS_IOC_GETFLAGS, FS_IOC_SETFLAGS
+from pyrunc.kernel.fd import closing_fd
 
 _FLAGS = Struct("=I")
 """ioctl_iflags(2): the request's number says `long`, the kernel reads and writes an int."""
@@ -30,17 +31,15 @@ def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
     """Set the attribute `T` of a folder on an ext4 without a journal, by FS_IOC_SETFLAGS. The
     folder can be removed as before. Returns False on another file system, and where the kernel
     refuses the attribute. Raises OSError for a folder that cannot be opened."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        if not _is_without_journal(os.fstat(descriptor).st_dev):
+    with closing_fd(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
+        try:
+            if not _is_without_journal(os.fstat(descriptor).st_dev):
+                return False
+            (flags,) = _FLAGS.unpack(fcntl.ioctl(descriptor, FS_IOC_GETFLAGS, bytes(_FLAGS.size)))
+            if not flags & EXT4_TOPDIR_FL:
+                fcntl.ioctl(descriptor, FS_IOC_SETFLAGS, _FLAGS.pack(flags | EXT4_TOPDIR_FL))
+        except OSError:
             return False
-        (flags,) = _FLAGS.unpack(fcntl.ioctl(descriptor, FS_IOC_GETFLAGS, bytes(_FLAGS.size)))
-        if not flags & EXT4_TOPDIR_FL:
-            fcntl.ioctl(descriptor, FS_IOC_SETFLAGS, _FLAGS.pack(flags | EXT4_TOPDIR_FL))
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
     return True
 
 

@@ -251,16 +251,14 @@ def _set_folder(fs_fd: int, key: str, place: Path | int) -> None:
         fsconfig_string(fs_fd, key, text)
         return
     # Without OPEN_TREE_CLONE this is an O_PATH descriptor of the folder, not a mount.
-    folder = open_tree(AT_FDCWD, path, 0)
-    try:
-        fsconfig_fd(fs_fd, key, folder)
-    except KernelError as error:
-        if error.errno != errno.EBADF:
-            raise
-        # looked up at once (ovl_mount_dir)
-        fsconfig_string(fs_fd, key, b"/proc/self/fd/%d" % folder)
-    finally:
-        os.close(folder)
+    with closing_fd(open_tree(AT_FDCWD, path, 0)) as folder:
+        try:
+            fsconfig_fd(fs_fd, key, folder)
+        except KernelError as error:
+            if error.errno != errno.EBADF:
+                raise
+            # looked up at once (ovl_mount_dir)
+            fsconfig_string(fs_fd, key, b"/proc/self/fd/%d" % folder)
 
 
 def open_read_only_clone(path: Path, dir_fd: int = AT_FDCWD, *, propagation: int = 0) -> int:

@@ -153,16 +153,11 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
     The kind is checked on an O_PATH descriptor first, because an open has effects: a device in an
     image may be the machine's watchdog, a pipe may block.
     """
-    place = open_in_root(root_fd, path)
-    try:
+    with closing_fd(open_in_root(root_fd, path)) as place, kernel_errors("open", quoted(path)):
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise KernelError("open", quoted(path), errno.EINVAL, "not a regular file")
         # By procfs this opens the file that was checked; its name may be another file's by now.
         return os.open(f"/proc/self/fd/{place}", O_RDONLY | O_CLOEXEC | os.O_NOCTTY)
-    except OSError as error:
-        raise KernelError.of(error, "open", quoted(path)) from None
-    finally:
-        os.close(place)
 
 
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:

@@ -9,13 +9,13 @@ Sources: capset(2), landlock(7), seccomp(2).
 from __future__ import annotations
 
 import errno
-import os
 from struct import Struct, pack
 
 from pyrunc.abi.arch import arch
 from pyrunc.abi.capability import CAPABILITIES, LINUX_CAPABILITY_VERSION_3
 from pyrunc.abi.prctl import PR_SET_NO_NEW_PRIVS, SECCOMP_SET_MODE_FILTER
 from pyrunc.kernel.call import address, buffer, raw, syscall
+from pyrunc.kernel.fd import closing_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,16 +81,13 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
     # The attributes grew with ABI 4 (network) and ABI 6 (scopes), and an older kernel refuses a
     # longer struct (E2BIG).
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = syscall("landlock_create_ruleset", "", attributes, size, 0)
-    try:
+    with closing_fd(syscall("landlock_create_ruleset", "", attributes, size, 0)) as ruleset:
         # Rules hold descriptors, not paths: a folder that is renamed later keeps its rule
         # (landlock(7)).
         for fd in folder_fds:
             rule = pack("=Qi", rights, fd)
             syscall("landlock_add_rule", f"fd {fd}", ruleset, _RULE_PATH_BENEATH, rule, 0)
         syscall("landlock_restrict_self", "", ruleset, 0)
-    finally:
-        os.close(ruleset)
     return True
 
 

@@ -12,6 +12,7 @@ import sys
 from _signal import SIG_IGN, SIGHUP, SIGINT, signal  # type: ignore[import-not-found]
 
 from pyrunc.kernel import bpf, inherited, reaper
+from pyrunc.kernel.fd import write_once
 from pyrunc.launch import stdio
 from pyrunc.program import launch
 from pyrunc.shim.messages import LOG, Arguments
@@ -79,14 +80,11 @@ def _reset_inherited_state() -> None:
 def _lower_oom_score() -> None:
     """Protect the shim from the OOM killer, where that is permitted: killing it frees little memory
     and interrupts pods. Containers get another score."""
-    descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
     try:
-        os.write(descriptor, b"%d" % OOM_SCORE_ADJ)
+        write_once("/proc/self/oom_score_adj", b"%d" % OOM_SCORE_ADJ)
     # A lower value needs CAP_SYS_RESOURCE, which a server in a user namespace does not have.
     except PermissionError:
         pass
-    finally:
-        os.close(descriptor)
 
 
 def _named(name: str) -> Any:

@@ -12,6 +12,7 @@ import os
 
 from pyrunc import atomic_file
 from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
+from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages, pod, tree
 from pyrunc.shim.keeper_link import KeeperLink
@@ -94,9 +95,7 @@ class ShimPods:
                 self, request.sandbox_dir, request.containers_dir, fds[0], network
             )
         except BaseException:
-            for fd in (*fds, lock, network):
-                if fd >= 0:
-                    os.close(fd)
+            close_all((*fds, lock, network))
             raise
         self._locks[new_pod] = lock
         call.answer(messages.NetworkNamespace(new_pod.netns_path()))
