@@ -22,11 +22,14 @@ def open_folder(root_fd: int, path: bytes) -> int:
 def is_opaque(folder: int) -> bool:
     """Return whether a folder of a writable or unpacked layer is an opaque directory
     (trusted.overlay.opaque): overlayfs hides what lower layers have there. `folder`: a descriptor,
-    also one of O_PATH."""
+    also one of O_PATH. Raises OSError when the attribute cannot be read, because a wrong "no" would
+    show what the layer hides."""
     try:
         return os.getxattr(f"/proc/self/fd/{folder}", OPAQUE_XATTR) == b"y"
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENODATA, errno.EOPNOTSUPP):
+            return False
+        raise
 
 
 def depth_first_key(path: bytes) -> bytes:
