@@ -31,6 +31,7 @@ from cri_server.network.names import remove as remove_name
 from cri_server.pod.orphans import kill_process
 from cri_server.rpc import private
 from cri_server.store.facts import ProcessIdentity
+from pyrunc.kernel.process import stat
 from pyrunc.zygote.descendants import below
 from tests.support import session
 from tests.support.keeper import end_keeper, keeper_pid
@@ -235,13 +236,14 @@ class Server:
         return below(self.pid) | (below(keeper) if keeper else set())
 
     def zygotes(self) -> list[int]:
-        """Return the pids of the living zygotes."""
-        pids = []
+        """Return the pids of the living zygotes, without the jobs that a zygote has forked and that
+        have its name."""
+        parents: dict[int, int] = {}
         for pid in self.processes():
             with contextlib.suppress(OSError):  # the process has ended meanwhile
-                if comm(pid) == "pyrunc-zygote":
-                    pids.append(pid)
-        return pids
+                if comm(pid) == "pyrunc-zygote" and (process := stat(pid)) is not None:
+                    parents[pid] = process.parent
+        return [pid for pid, parent in parents.items() if parent not in parents]
 
     def kill(self) -> None:
         """Kill the server with SIGKILL, like a crash."""
