@@ -99,7 +99,8 @@ def test_a_byte_that_changed_on_the_disk_is_not_read(server: Server) -> None:
         disk.write(bytes([byte[0] ^ 1]))
         disk.flush()
         os.fsync(disk.fileno())
-    Path("/proc/sys/vm/drop_caches").write_text("3")
+    with open(tar, "rb") as file:  # not all caches: cold shims in an emulator answer too late
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with pytest.raises(OSError, match="Input/output error"):
         tar.read_bytes()
     server.start()
