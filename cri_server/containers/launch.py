@@ -5,9 +5,9 @@ Errors of the configuration are thus reported by CreateContainer, and little wor
 start. A launch is derived from files on disk: the start compiles it again if its shim or its cgroup
 is gone.
 
-CreateContainer opens the request's host paths when it looks them up, and here those that CDI and
-NRI plugins add. When the start compiles a launch again, all paths are opened again, as listed in
-the container's files.
+CreateContainer opens the request's host paths when it looks them up. `prepare` opens those that CDI
+and NRI plugins add. When the start compiles a launch again, `prepare` opens all paths again, as
+listed in the container's files.
 """
 
 from __future__ import annotations

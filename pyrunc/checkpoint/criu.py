@@ -280,7 +280,7 @@ def find() -> str:
 
 
 def as_bytes(value: int | bytes) -> bytes:
-    """Return the value of a decoded field; empty for a number."""
+    """Return the value of a decoded field; empty bytes if the value is a number."""
     return value if isinstance(value, bytes) else b""
 
 

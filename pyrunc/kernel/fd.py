@@ -99,7 +99,7 @@ class short_path:
 
 
 def close_all(numbers: Iterable[int]) -> None:
-    """Close each of the descriptors; -1 stands for none."""
+    """Close the descriptors; skip numbers that are -1."""
     for number in numbers:
         if number != -1:
             os.close(number)

@@ -119,7 +119,8 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def wait_end(pidfd: int, timeout_s: float | None = None) -> bool:
-    """Wait until a process has ended (it may be a zombie then); False after `timeout_s` seconds."""
+    """Wait until a process has ended; it may be a zombie. Return False if it has not ended after
+    `timeout_s` seconds."""
     from select import POLLIN, poll
 
     ended = poll()
@@ -132,7 +133,7 @@ def wait_child(pid: int, timeout_s: float | None) -> int | None:
     """Wait for the end of our child and reap it. Return its exit code, or the negative number of
     the signal that ended it; None after it was killed because it did not end within `timeout_s`
     seconds. Raises KernelError, OSError."""
-    pidfd = os.pidfd_open(pid)  # our own unreaped child, so the number is still its own
+    pidfd = os.pidfd_open(pid)  # The child is not reaped, so no other process has its pid.
     try:
         in_time = wait_end(pidfd, timeout_s)
         if not in_time:

@@ -577,7 +577,8 @@ class ShimPod:
         forked: bool,
     ) -> Worker | LaunchSteps | None:
         """Carry out a launch, and call `done` or `failed`, now or later. `forked`: in a forked
-        process, because the steps may block. Return what can kill the launch."""
+        process, because the steps may block. Return the object that can kill the launch; None if
+        the fork has failed."""
         if not forked:
             return LaunchSteps(self.loop, self._reaper, steps, done, failed)
         try:

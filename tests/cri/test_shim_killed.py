@@ -111,7 +111,7 @@ def test_a_shim_killed_while_making_a_cgroup_leaves_nothing(server: Server) -> N
     shim = shim_pid(server, pod)
     folders = server.state / "containers"
     with ThreadPoolExecutor(1) as pool:
-        with stopped_at({shim}, "mkdir", "exit"):  # the parent group exists: one call
+        with stopped_at({shim}, "mkdir", "exit"):  # one call: the parent group exists
             creating = pool.submit(code_of, lambda: server.create(pod))
             assert wait_until(
                 lambda: any(exist(groups(server, name)) for name in os.listdir(folders)), 30, 0.001

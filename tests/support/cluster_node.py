@@ -27,7 +27,7 @@ NODE_IP, OUTSIDE_IP = "198.18.77.1", "198.18.77.254"
 REGISTRY, LOCKED_REGISTRY = f"{NODE_IP}:5002", "127.0.0.1:5001"
 POD_SUBNETS = ("10.244.0.0/24", "fd77:244::/64")
 """The first node's, of the ranges that the controller manager shares out."""
-DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")  # kubelet has no option for it
+DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")  # kubelet has no option for this path
 
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:

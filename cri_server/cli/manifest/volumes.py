@@ -19,7 +19,7 @@ from pyrunc.errors import KernelError, NotFound, WrongState, kernel_errors
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.path import open_beneath
 
-# hostPath.type, without `OrCreate` -> test of the file's mode, and its name for people
+# hostPath.type, without `OrCreate` -> test of the file's mode, and the kind's name in errors
 KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
     "Directory": (stat.S_ISDIR, "directory"),
     "File": (stat.S_ISREG, "regular file"),

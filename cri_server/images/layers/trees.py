@@ -21,9 +21,9 @@ def open_folder(root_fd: int, path: bytes) -> int:
 
 def is_opaque(folder: int) -> bool:
     """Return whether a folder of a writable or unpacked layer is an opaque directory
-    (trusted.overlay.opaque): overlayfs hides what lower layers have there. `folder`: a descriptor,
-    also one of O_PATH. Raises OSError when the attribute cannot be read, because a wrong "no" would
-    show what the layer hides."""
+    (trusted.overlay.opaque): overlayfs hides the files of lower layers there. `folder`: a
+    descriptor, also one of O_PATH. Raises OSError when the attribute cannot be read, because False
+    would show files that the layer hides."""
     try:
         return os.getxattr(f"/proc/self/fd/{folder}", OPAQUE_XATTR) == b"y"
     except OSError as error:

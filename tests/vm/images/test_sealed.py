@@ -99,7 +99,8 @@ def test_a_byte_that_changed_on_the_disk_is_not_read(server: Server) -> None:
         disk.write(bytes([byte[0] ^ 1]))
         disk.flush()
         os.fsync(disk.fileno())
-    with open(tar, "rb") as file:  # not all caches: cold shims in an emulator answer too late
+    # With all caches dropped, shims in an emulator would answer too late.
+    with open(tar, "rb") as file:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     with pytest.raises(OSError, match="Input/output error"):
         tar.read_bytes()
