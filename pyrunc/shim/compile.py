@@ -24,6 +24,7 @@ from pyrunc.container.state import State
 from pyrunc.errors import InvalidArgument
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.mount import open_mount
+from pyrunc.launch import rdt
 from pyrunc.shim import messages
 from pyrunc.shim.files import LaunchFile
 from pyrunc.spec.check import check
@@ -327,11 +328,7 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
 def _outlives_its_processes(spec: Spec) -> bool:
     """Return whether the container has a resctrl group, which stays when its processes have
     ended."""
-    if spec.linux.intel_rdt is None:
-        return False
-    from pyrunc.launch.rdt import outlives
-
-    return outlives(spec.linux.intel_rdt)
+    return spec.linux.intel_rdt is not None and rdt.outlives(spec.linux.intel_rdt)
 
 
 def _open_place(place: PreparedMount, request: CreateRequest, descriptors: NamedDescriptors) -> int:

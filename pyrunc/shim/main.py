@@ -15,6 +15,7 @@ from pyrunc.kernel import bpf, inherited, reaper
 from pyrunc.kernel.fd import write_once
 from pyrunc.launch import stdio
 from pyrunc.program import launch
+from pyrunc.shim import other_runtime  # noqa: F401  (`Starter.after_stop` imports it)
 from pyrunc.shim.messages import LOG, Arguments
 from pyrunc.shim.pods import ShimPods
 from pyrunc.shim.starter import Starter

@@ -13,18 +13,22 @@ import time
 
 from pyrunc import jsontext
 from pyrunc.cgroups.group import Cgroup
+from pyrunc.container import status
+from pyrunc.container.state import State
 from pyrunc.errors import InvalidArgument, InvalidSpec, KernelError
 from pyrunc.kernel.fd import close_all, closing_fd, duplicates, read_file
 from pyrunc.kernel.namespace import open_namespace
 from pyrunc.kernel.process import send_signal
-from pyrunc.launch import pinned
+from pyrunc.launch import hooks, pinned, rdt
 from pyrunc.launch.enter import enter_steps
 from pyrunc.launch.run import first_process_steps
+from pyrunc.launch.steps import oci_state
 from pyrunc.records import Record
 from pyrunc.shim import compile, messages
 from pyrunc.shim.compile import ContainerCompiler, PauseCompiler
 from pyrunc.shim.files import LaunchFile
 from pyrunc.shim.warn import warn
+from pyrunc.spec.parse import parse
 from pyrunc.timings import STAGES, of_launch
 from pyrunc.undo import Undo
 
@@ -357,11 +361,6 @@ class Starter:
 
             RuntimeCommand(runtime, directory).delete()
             return
-        from pyrunc.container import status
-        from pyrunc.container.state import State
-        from pyrunc.launch import hooks
-        from pyrunc.spec.parse import parse
-
         spec = parse(jsontext.loads(read_file(f"{directory}/{messages.CONFIG}")))
         _leave_caches(spec, container_id)
         state = State.of_spec(container_id, directory, directory, spec)
@@ -411,18 +410,13 @@ def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, 
 
 
 def _run_poststart(poststart: tuple[Hook, ...], launch: Launch, child: ChildProcess) -> None:
-    from pyrunc.launch import hooks
-    from pyrunc.launch.steps import oci_state
-
     warn(*hooks.run_all(poststart, "poststart", oci_state(launch, child.pid, "running")))
 
 
 def _leave_caches(spec: Spec, container_id: str) -> None:
     if not spec.linux.intel_rdt:
         return
-    from pyrunc.launch.rdt import leave_mounted
-
     try:
-        leave_mounted(spec.linux.intel_rdt, container_id)
+        rdt.leave_mounted(spec.linux.intel_rdt, container_id)
     except KernelError as error:
         warn(error.message)

@@ -298,6 +298,13 @@ def test_modules_that_must_be_small_import_only_permitted_modules(
     assert not (tops & FORBIDDEN) - allowed
 
 
+def test_a_shim_imports_at_its_start_what_the_end_of_a_container_needs() -> None:
+    """An upgrade replaces the files of the package while the shim runs. A module that it imported
+    later would be of another version, and an import that fails would skip the poststop hooks."""
+    needed = {"container.status", "launch.hooks", "launch.rdt", "shim.other_runtime"}
+    assert {f"pyrunc.{name}" for name in needed} <= loaded_by("pyrunc.shim.main")
+
+
 def test_the_server_does_without_grpcs_library() -> None:
     """grpcio takes 12 MB and seven threads, and four times as long per call as the server's own
     transport."""
