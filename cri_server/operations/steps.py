@@ -1,4 +1,4 @@
-"""The steps of verbs: named effects with an undo each, run in order and rolled back on failure.
+"""The steps of verbs: named effects, most with an undo, run in order and rolled back on failure.
 
 `Steps` registers its verb when its module is imported, so tests can enumerate all steps and fail,
 delay or kill the server at each (`PYRUNC_FAILPOINT`). An undo must be idempotent, because it also
@@ -163,7 +163,8 @@ class Steps(Generic[Context]):
                     # effect.
                     begun += group
                     await self._do(group, context, times)
-        # CancelledError, too, must not leave a half-made object.
+        # At the end of the server the running operation is cancelled: CancelledError, too, must not
+        # leave a half-made object. A caller that hangs up cancels nothing (`SingleFlight`).
         except BaseException as error:
             failed = await self._undo(begun, context)
             for line in failed:

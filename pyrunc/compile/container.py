@@ -17,7 +17,7 @@ from pyrunc.compile.descriptors import (
     NamedDescriptors,
     compiled_filter,
     filter_devices,
-    open_cgroup,
+    make_cgroup,
     open_namespaces,
     open_start_socket,
     refuse_settings_of_the_host,
@@ -155,7 +155,7 @@ def compile_container(
     timings.end("check, namespaces, filter")
     rootfs_facts = _probe(request, descriptors)
     timings.end("root and sources")
-    cgroup, warnings = open_cgroup(
+    cgroup, warnings = make_cgroup(
         request.id,
         spec.linux,
         spec.annotations,

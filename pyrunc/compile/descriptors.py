@@ -83,7 +83,7 @@ def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> No
             raise InvalidSpec(path, f"needs a {kind} namespace other than the host's")
 
 
-def open_cgroup(
+def make_cgroup(
     container_id: str,
     linux: Linux,
     annotations: Mapping[str, str],

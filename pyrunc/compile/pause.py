@@ -11,7 +11,7 @@ from pyrunc.compile.descriptors import (
     PINNED,
     NamedDescriptors,
     compiled_filter,
-    open_cgroup,
+    make_cgroup,
     open_namespaces,
     refuse_settings_of_the_host,
 )
@@ -83,7 +83,7 @@ def compile_pause(
     for place in places:
         descriptors.take(f"mount:{place}", os.dup(mounts[place]))
     timings.end("check, namespaces, filter")
-    cgroup, warnings = open_cgroup(
+    cgroup, warnings = make_cgroup(
         identifier,
         linux,
         {},
