@@ -141,12 +141,14 @@ class NetworkLeases:
         return leases
 
     def release(self, owner: str) -> list[str]:
-        """Release the addresses of `owner` and return them; an empty list if there are none."""
+        """Release the addresses of `owner`, also those of an earlier boot, and return them; an
+        empty list if there are none."""
         record = self._record(_owner_path(owner), OwnerRecord)
-        addresses = self.addresses_of(owner) if record else self._scan(owner)
+        # The reference plugin writes no file in `owners/`.
+        recorded = record.addresses if record else self._address_files()
+        addresses = [name for name in recorded if self._owner_in(name) == owner]
         for address in addresses:
-            if self._owner_in(address) == owner:
-                self._release_address(address, record.link if record else "")
+            self._release_address(address, record.link if record else "")
         self._remove(_owner_path(owner))
         if any(int(parse_address(address)) % _SWEEP_EVERY == 0 for address in addresses):
             self._sweep()
@@ -219,11 +221,6 @@ class NetworkLeases:
                 f"leaving/{address}", json.dumps(LeavingRecord(self._boot, link).to_fields())
             )
         self._remove(address)
-
-    def _scan(self, owner: str) -> list[str]:
-        """Return the addresses of `owner` by reading all leases. This also finds leases of the
-        reference plugin, which writes no file in `owners/`."""
-        return [name for name in self._address_files() if self._owner_in(name) == owner]
 
     def _choose(self, index: int, each: RangeSet, requested: tuple[Address, ...]) -> Lease:
         requested_address = next((address for address in requested if address in each), None)

@@ -194,6 +194,16 @@ def test_leases_of_another_boot_are_void(tmp_path: Path) -> None:
         assert opened.owner_of("10.0.0.2") == "z"
 
 
+def test_release_frees_leases_of_another_boot(tmp_path: Path) -> None:
+    sets = sets_of("10.0.0.0/29")
+    for owner in "abcde":
+        take(tmp_path, owner, sets)
+    with store(tmp_path, boot="next") as opened:
+        assert opened.release("a") == ["10.0.0.2"]
+        assert [len(opened.release(owner)) for owner in "bcde"] == [1, 1, 1, 1]
+    assert not [n for n in os.listdir(tmp_path / "net") if n[0].isdigit()]
+
+
 @pytest.mark.requirement("3.2.4")
 def test_an_address_is_not_reused_before_its_link_is_gone(tmp_path: Path) -> None:
     sets, links = sets_of("10.0.0.0/29"), {"veth1"}
