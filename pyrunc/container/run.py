@@ -80,6 +80,8 @@ class _Terminal:
     def __init__(self, master: int, pidfd: int) -> None:
         self._master, self._pidfd = master, pidfd
         self._own = _open_own_terminal()
+        # `_input`: read from stdin, and not taken by the process's terminal yet
+        self._input, self._has_input = b"", True
 
     def copy(self) -> None:
         """Copy both ways until the process has ended and all its output is written."""
@@ -125,37 +127,58 @@ class _Terminal:
             terminal.set_size(self._master, *terminal.size(self._own))
 
     def _loop(self) -> None:
-        waiter = select.poll()
-        for descriptor in (self._master, self._pidfd, 0):
-            waiter.register(descriptor, select.POLLIN)
+        # While the process's output fills its terminal, the terminal takes no input: a write that
+        # waits would wait for ever, because this thread also reads the output.
+        os.set_blocking(self._master, False)
         ended = False
         while True:
             # After the end, what the terminal still holds is read without waiting: another process
             # may keep it open for ever.
-            ready = dict(waiter.poll(0 if ended else None))
-            if self._master in ready and not self._to_us():
+            ready = self._poll(0 if ended else None)
+            if ready.get(self._master, 0) & ~select.POLLOUT:
+                if not self._to_us():
+                    return
+            elif ended:
                 return
-            if ended and self._master not in ready:
-                return
-            if 0 in ready and not self._to_process():
-                waiter.unregister(0)
-            if self._pidfd in ready:
-                ended = True
-                waiter.unregister(self._pidfd)
+            if 0 in ready:
+                self._read_input()
+            if self._input:
+                self._to_process()
+            ended = ended or self._pidfd in ready
+
+    def _poll(self, timeout_ms: int | None) -> dict[int, int]:
+        """Wait for the process's end, its output, and either input of ours or room for the input
+        that was read before. Returns the events by descriptor."""
+        waiter = select.poll()
+        waiter.register(self._pidfd, select.POLLIN)
+        if self._input:
+            waiter.register(self._master, select.POLLIN | select.POLLOUT)
+        else:
+            waiter.register(self._master, select.POLLIN)
+            if self._has_input:
+                waiter.register(0, select.POLLIN)
+        return dict(waiter.poll(timeout_ms))
 
     def _to_us(self) -> bool:
         try:
             chunk = os.read(self._master, CHUNK_BYTES)
+        except BlockingIOError:  # the process has discarded its output (tcflush(3)) meanwhile
+            return True
         except OSError:  # EIO: the other side is closed
             return False
         write_all(1, chunk)
         return bool(chunk)
 
-    def _to_process(self) -> bool:
-        chunk = os.read(0, CHUNK_BYTES)
-        if not chunk:
+    def _read_input(self) -> None:
+        self._input = os.read(0, CHUNK_BYTES)
+        if not self._input:
             # The terminal turns this byte into end of file.
-            os.write(self._master, b"\x04")
-            return False
-        os.write(self._master, chunk)
-        return True
+            self._input, self._has_input = b"\x04", False
+
+    def _to_process(self) -> None:
+        try:
+            self._input = self._input[os.write(self._master, self._input) :]
+        except BlockingIOError:
+            pass
+        except OSError:  # EIO: the other side is closed
+            self._input = b""

@@ -143,6 +143,26 @@ def test_captured_output_of_an_exec_has_the_bytes_of_the_program(runtime: Runtim
         assert captured(run, slave) == b"a\nb\n"
 
 
+def test_long_input_reaches_a_program_that_writes_as_much(runtime: Runtime, tmp_path: Path) -> None:
+    """A terminal takes no input while output fills it."""
+    copy = {"destination": "/tmp", "source": str(tmp_path), "type": "bind", "options": ["bind"]}
+
+    def change(config: dict[str, Any]) -> None:
+        with_terminal(config)
+        config["mounts"].append(copy)
+
+    box = runtime.box("tee", "/tmp/copy", change=change)
+    lines = b"".join(b"line %06d\n" % number for number in range(30_000))
+    output = runtime("run", "--bundle", str(box.folder), box.id, stdin=lines).ok().out
+    assert (tmp_path / "copy").read_bytes() == lines
+    assert output.endswith("line 029999\n")
+
+
+def test_input_that_a_program_does_not_read_does_not_delay_its_end(runtime: Runtime) -> None:
+    box = runtime.box("sleep", "1", change=with_terminal)
+    runtime("run", "--bundle", str(box.folder), box.id, stdin=b"unread\n" * 30_000).ok()
+
+
 def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
     box = runtime.box("printf", "a\\nb\\n", change=with_terminal)
     run = runtime.command("run", "--bundle", str(box.folder), box.id)
