@@ -23,6 +23,7 @@ _NLMSG_ERROR, _NLMSG_DONE = 2, 3
 _SOL_NETLINK, _CAP_ACK, _EXT_ACK, _STRICT_CHECK = 270, 10, 11, 12
 _NLM_F_CAPPED, _NLM_F_ACK_TLVS, _NLM_F_DUMP_INTR = 0x100, 0x200, 0x10
 _NLA_NESTED, _NLA_TYPE_MASK = 0x8000, 0x3FFF
+_SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _HEADER = struct.Struct("IHHII")
 _ATTRIBUTE = struct.Struct("HH")
 # recv(2) cuts a packet that is larger than the buffer; the kernel fills at most 32 KiB of one in a
@@ -215,7 +216,16 @@ class NetlinkSocket:
 
     def _send(self, frames: bytes, request: NetlinkRequest) -> None:
         with kernel_errors(request.name, request.subject):
-            self._socket.send(frames)
+            try:
+                self._socket.send(frames)
+            except OSError as error:
+                if error.errno != errno.EMSGSIZE:
+                    raise
+                # Larger than net.core.wmem_default. The answers are shorter than their requests,
+                # but all of them wait in the receive buffer at once.
+                for option in (_SO_SNDBUFFORCE, _SO_RCVBUFFORCE):
+                    self._socket.setsockopt(socket.SOL_SOCKET, option, len(frames))
+                self._socket.send(frames)
 
     def _receive(self, request: NetlinkRequest) -> Iterator[tuple[int, int, int, bytes]]:
         try:

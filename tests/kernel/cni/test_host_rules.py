@@ -76,6 +76,21 @@ def test_removing_elements_that_are_gone_removes_the_others(host: Host) -> None:
     assert all_elements() == []
 
 
+def test_a_transaction_may_be_larger_than_the_sockets_buffers(host: Host) -> None:
+    """The kernel refuses a message above net.core.wmem_default, and drops answers above
+    net.core.rmem_default."""
+    elements = [
+        *ports(1, 8000, "net/a/eth0"),
+        *ports(1, 8000, "net/a/eth0", pod=POD6, subnet=SUBNET6),
+    ]
+    assert host_rules.restore(elements, [SUBNET, SUBNET6]) == len(elements)
+    assert set(all_elements()) == set(elements)
+    nft("flush", "ruleset")
+    assert host_rules.restore(elements, [SUBNET, SUBNET6]) == len(elements)
+    host_rules.remove_elements(elements)
+    assert all_elements() == []
+
+
 def test_a_list_is_complete_while_others_change_the_table(host: Host) -> None:
     """Hundreds of elements take several packets; the kernel says when a list is not consistent."""
     mine = ports(10000, 800, "net/mine/eth0")

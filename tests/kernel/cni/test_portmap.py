@@ -296,10 +296,10 @@ def test_without_mappings_nothing_is_changed(net: Host) -> None:
     assert all_elements() == []
 
 
-def test_a_hundred_ports_are_added_in_a_single_transaction(net: Host) -> None:
+def test_a_thousand_ports_are_added_in_a_single_transaction(net: Host) -> None:
     pod = net.pod()
-    config = publish(net, pod, *({**WEB, "hostPort": 10000 + n} for n in range(100)))
-    assert len([e for e in all_elements() if e.set_name == "ports4"]) == 100
+    config = publish(net, pod, *({**WEB, "hostPort": 10000 + n} for n in range(1000)))
+    assert len([e for e in all_elements() if e.set_name == "ports4"]) == 1000
     call(PORTMAP, "CHECK", pod, config)
     call(PORTMAP, "DEL", pod, config)
     assert [e for e in all_elements() if e.set_name.startswith(("ports", "near"))] == []
