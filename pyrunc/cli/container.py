@@ -14,7 +14,7 @@ from pyrunc.cli.fd_passing import (
 )
 from pyrunc.container import state as states
 from pyrunc.container import status
-from pyrunc.errors import Error, InvalidArgument, InvalidSpec, WrongState
+from pyrunc.errors import Error, InvalidArgument, InvalidSpec, NotFound, WrongState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,14 +65,17 @@ def attend_and_delete(
 ) -> int:
     """Wait for the end of an attached container; delete the container unless `keep`. Returns the
     exit code of the container's command."""
-    import pyrunc.container.delete  # noqa: F401 (imported while the container runs, not after it)
+    from pyrunc.container.delete import delete as remove
     from pyrunc.container.run import attend
 
     try:
         return attend(created.pidfd, created.console_fd)
     finally:
         if not keep:
-            _delete(os.path.dirname(state.folder), state.id, True, log)
+            try:
+                log.warnings(remove(state, force=True))
+            except NotFound:
+                pass  # another command has deleted it
 
 
 def _await_ready(
@@ -177,7 +180,7 @@ def start(call: CommandLine, log: CommandLog) -> int:
     from pyrunc.container.start import release
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    with states.Lock(state):
+    with states.Lock(state) as state:
         # Under the lock: two starts at once would both find the container created.
         _refuse_start(status.status(state, locked=True))
         config = state.config()
@@ -285,13 +288,13 @@ def _selected_ids(call: CommandLine, root: str) -> list[str]:
 
 def delete(call: CommandLine, log: CommandLog) -> int:
     """Run `delete [--force] ID`."""
-    root = states.root_of(call.globals["root"])
-    for name in _selected_ids(call, root):
-        _delete(root, name, call.options["force"], log)
-    return 0
-
-
-def _delete(root: str, container_id: str, force: bool, log: CommandLog) -> None:
     from pyrunc.container.delete import delete as remove
 
-    log.warnings(remove(root, container_id, force))
+    root, force = states.root_of(call.globals["root"]), call.options["force"]
+    for name in _selected_ids(call, root):
+        try:
+            log.warnings(remove(states.find(root, name), force))
+        except NotFound:
+            if not force:
+                raise
+    return 0

@@ -36,7 +36,7 @@ def checkpoint(call: CommandLine, log: CommandLog) -> int:
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
     # Locked during the dump and the removal, so that no other command sees a container whose
     # processes are gone but whose files are not.
-    with states.Lock(state):
+    with states.Lock(state) as state:
         dump(state, choices, how)
         if not (how.leave_running or how.pre_dump):
             log.warnings(destroy(state))

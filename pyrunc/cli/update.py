@@ -22,7 +22,7 @@ def pause(call: CommandLine, log: CommandLog) -> int:
     from pyrunc.container.pause import pause as freeze
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    with states.Lock(state):
+    with states.Lock(state) as state:
         freeze(state)
     return 0
 
@@ -32,7 +32,7 @@ def resume(call: CommandLine, log: CommandLog) -> int:
     from pyrunc.container.pause import resume as thaw
 
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    with states.Lock(state):
+    with states.Lock(state) as state:
         thaw(state)
     return 0
 
@@ -48,7 +48,7 @@ def update(call: CommandLine, log: CommandLog) -> int:
         else limits.from_options(call.options)
     )
     state = states.find(states.root_of(call.globals["root"]), call.arguments[0])
-    with states.Lock(state):
+    with states.Lock(state) as state:
         log.warnings(limits.update(state, resources, call.globals["missing_controllers"]))
     return 0
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from pyrunc import debug
 from pyrunc.container import state as states
 from pyrunc.container import status
-from pyrunc.errors import DeadlineExceeded, Error, NotFound, WrongState
+from pyrunc.errors import DeadlineExceeded, Error, WrongState
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,24 +24,16 @@ SIGKILL = 9
 KILL_TIMEOUT_S = 10.0
 
 
-def delete(root: str, container_id: str, force: bool = False) -> list[str]:
+def delete(state: State, force: bool = False) -> list[str]:
     """Delete a stopped or created container; with `force` also a running or paused one. Returns
     warnings.
 
-    Raises NotFound (unless `force`), WrongState (the container runs), DeadlineExceeded (a process
-    cannot be killed), KernelError.
+    Raises NotFound (another command has deleted it), WrongState (the container runs),
+    DeadlineExceeded (a process cannot be killed), KernelError.
     """
-    try:
-        state = states.find(root, container_id)
-    except NotFound:
-        if force:
-            return []
-        raise
-    with states.Lock(state):
-        # Read again: another command may have changed the container while we waited for the lock.
-        state = states.find(root, container_id)
-        _refuse_if_alive(state, force)
-        return destroy(state)
+    with states.Lock(state) as current:
+        _refuse_if_alive(current, force)
+        return destroy(current)
 
 
 def _refuse_if_alive(state: State, force: bool) -> None:

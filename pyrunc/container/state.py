@@ -283,8 +283,9 @@ def _unlink(path: str) -> None:
 
 class Lock:
     """A context manager with the container's lock. Only one process at a time can start, change or
-    delete the container. Entering waits for the lock without a time limit, and raises NotFound if
-    the container has no folder any more."""
+    delete the container. Entering waits for the lock without a time limit and returns the state at
+    that time. Raises NotFound if the container was deleted meanwhile, also when another one has
+    its id."""
 
     __slots__ = ("_descriptor", "_state")
 
@@ -305,17 +306,33 @@ class Lock:
             return True
         return False
 
-    def __enter__(self) -> Lock:
+    def __enter__(self) -> State:
         try:
             self._descriptor = os.open(
                 self._state.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             )
         except FileNotFoundError:
             raise NotFound(f"container does not exist: {self._state.id}") from None
-        # flock(2) on the folder needs no lock file, and the kernel drops the lock when the process
-        # ends, also by SIGKILL.
-        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        return self
+        try:
+            # flock(2) on the folder needs no lock file, and the kernel drops the lock when the
+            # process ends, also by SIGKILL.
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            return self._read()
+        except BaseException:
+            os.close(self._descriptor)
+            raise
+
+    def _read(self) -> State:
+        old, folder = self._state, self._state.folder
+        state = find(os.path.dirname(folder), old.id)
+        try:
+            # The lock of a removed folder excludes nobody from a new folder with the same path.
+            is_locked = os.path.samestat(os.fstat(self._descriptor), os.stat(folder))
+        except FileNotFoundError:
+            is_locked = False
+        if not is_locked or old.pid not in (0, state.pid):
+            raise NotFound(f"container does not exist: {old.id}")
+        return state
 
     def __exit__(self, *error: object) -> None:
         os.close(self._descriptor)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,6 +134,90 @@ def test_an_attached_run_that_is_killed_leaves_a_container_to_delete(runtime: Ru
     assert box.status == "running"
     box.delete("--force").ok()
     assert not groups(box.id)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a container's lock, as another command does."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_awaited(folder: Path) -> bool:
+    """Return whether a process waits for the lock of the folder (proc_locks(5))."""
+    inode = folder.stat().st_ino
+    return any(
+        "->" in line and f":{inode} " in line
+        for line in Path("/proc/locks").read_text().splitlines()
+    )
+
+
+def test_a_run_ends_with_the_exit_code_also_when_another_command_deletes_its_container(
+    runtime: Runtime,
+) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("our lock")
+    box = runtime.box("sleep", "60")
+    folder = runtime.root / box.id
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as child:
+        eventually(lambda: runtime("state", box.id).code == 0 and box.status == "running")
+        with locked(folder):
+            box.kill("KILL").ok()
+            eventually(lambda: is_awaited(folder))
+            for path in groups(box.id):
+                path.rmdir()
+            shutil.rmtree(folder)
+            # A new container claims the id before `run` has the lock.
+            folder.mkdir(mode=0o1700)
+        assert child.wait(60) == 137
+    assert folder.exists()
+
+
+def test_a_delete_that_waits_for_another_one_finds_no_container(runtime: Runtime) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("our lock")
+    folder = runtime.root / "twice"
+    folder.mkdir(mode=0o1700, parents=True)
+    with ThreadPoolExecutor() as pool:
+        with locked(folder):
+            forced = pool.submit(runtime, "delete", "--force", "twice")
+            eventually(lambda: is_awaited(folder))
+            folder.rmdir()
+        forced.result().ok()
+        folder.mkdir(mode=0o1700)
+        with locked(folder):
+            plain = pool.submit(runtime, "delete", "twice")
+            eventually(lambda: is_awaited(folder))
+            folder.rmdir()
+        plain.result().fails("container does not exist: twice")
+
+
+def test_a_start_that_waits_for_the_create_runs_the_program(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("our lock")
+    go = tmp_path / "go"
+    wait = ["sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done"]
+
+    def change(config: dict[str, Any]) -> None:
+        config["hooks"] = {"createRuntime": [{"path": "/bin/busybox", "args": wait}]}
+
+    box = runtime.box("sleep", "60", change=change)
+    with ThreadPoolExecutor() as pool:
+        created = pool.submit(box.create)
+        eventually((runtime.root / box.id / "state.json").exists)
+        started = pool.submit(box.start)
+        eventually(lambda: is_awaited(runtime.root / box.id))
+        go.touch()
+        created.result().ok()
+        started.result().ok()
+    assert box.status == "running"
 
 
 def test_a_start_race_runs_the_program_once(runtime: Runtime, tmp_path: Path) -> None:
