@@ -137,5 +137,7 @@ async def _pump(
             while data := await loop.sock_recv(inner, READ_BYTES):
                 writer.write(data)
                 await writer.drain()
+        # Also after ECONNRESET: the other end was closed with unread input.
+        with contextlib.suppress(OSError):
             writer.close()
             await writer.wait_closed()

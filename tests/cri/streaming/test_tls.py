@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import shutil
+import socket
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -15,8 +16,9 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedOK
 
 from cri_server.streaming.backend import ExecSessionOptions
+from cri_server.streaming.descriptors import readable
 from cri_server.streaming.server import StreamingServer
-from cri_server.streaming.tls import Tls
+from cri_server.streaming.tls import Tls, terminated
 from tests.cri.streaming.client import address_of
 from tests.cri.streaming.processes import ProcessBackend
 from tests.cri.streaming.test_websocket_forms import SHELL, receive_all
@@ -117,6 +119,22 @@ async def test_a_client_without_a_certificate_is_refused(
             async with session(listening, SHELL, trusting(authority, "")) as client:
                 await client.recv()
     assert not backend.sessions
+
+
+async def test_a_connection_with_unread_input_is_closed(authority: Authority) -> None:
+    folder = authority.folder
+    tls = Tls(f"{folder}/server.crt", f"{folder}/server.key", f"{folder}/ca.crt")
+    ours, theirs = socket.socketpair()
+    opening = asyncio.create_task(
+        asyncio.open_connection(sock=theirs, ssl=trusting(authority), server_hostname="127.0.0.1")
+    )
+    async with asyncio.timeout(20):
+        async with terminated(ours, tls, 10) as plain:
+            reader, writer = await opening
+            writer.write(b"never read")
+            await readable(plain.fileno())
+        assert await reader.read() == b""
+    writer.close()
 
 
 async def test_connections_without_tls_are_refused(listening: StreamingServer) -> None:
