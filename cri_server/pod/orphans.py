@@ -91,9 +91,9 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Return whether the start of the container had begun: StartContainer is running, or the
-    container's cgroup contains processes, even if no file tells of the start."""
-    return container.starting or groups.place(container.cgroups_path, container.id).populated()
+    """Return whether a shim may have started the container, even if no file tells of the start: a
+    shim was asked to, or the container's cgroup contains processes."""
+    return container.start_sent or groups.place(container.cgroups_path, container.id).populated()
 
 
 async def kill_group(cgroups_path: str, identifier: str) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 from collections.abc import Sequence
 
 from cri_server.observability.timeline.trace import add_remote_spans, span
@@ -21,7 +22,7 @@ from cri_server.pod.shims import Shims
 from cri_server.spec import groups
 from cri_server.store.facts import ProcessIdentity
 from cri_server.store.model import Container, Sandbox
-from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unavailable
+from pyrunc.errors import DeadlineExceeded, Error, NotFound, PeerError, Unavailable, WrongState
 from pyrunc.shim import messages
 
 log = logging.getLogger(__name__)
@@ -76,17 +77,30 @@ class Pod:
         await self._shims.shutdown(self._sandbox)
 
     async def end(self) -> None:
-        """Have the shim stop serving the pod. If the shim does not answer, kill it and all
-        processes of the pod."""
+        """Have the shim kill the containers that still run, and stop serving the pod. If the shim
+        does not answer, kill it and all processes of the pod."""
         try:
             async with asyncio.timeout(SHIM_TIMEOUT_S):
-                await self.release_shim()
+                try:
+                    await self.release_shim()
+                except WrongState:
+                    await self._kill_containers()
+                    await self.release_shim()
         except PeerError as error:
             log.warning("sandbox %s: %s", self._sandbox.id, error)
         except TimeoutError:
             await self._kill_pod()
         if self.is_silent:
             await self._kill_pod()
+
+    async def _kill_containers(self) -> None:
+        """Have the shim kill all containers that have not ended. The server may not know that they
+        run: it may have been killed before the shim answered StartContainer."""
+        client = self._shims.get(self._sandbox)
+        for container in (await client.state()).containers:
+            if container.exit is None:
+                log.warning("container %s still runs in the shim and is killed", container.id)
+                await client.stop(container.id, signal.SIGKILL, 0.0)
 
     async def _kill_pod(self) -> None:
         """Kill the unresponsive shim and all processes of the pod."""
@@ -191,7 +205,9 @@ class Pod:
         when the shim refuses the start, or when the start fails; after a failed start the shim has
         written the container's exit.json."""
         container.created_in = None
-        started = await self._shims.get(self._sandbox).start_container(container.id)
+        client = self._shims.get(self._sandbox)
+        container.start_sent = True
+        started = await client.start_container(container.id)
         add_remote_spans(started.parts)
         container.process = ProcessIdentity(started.pid, started.start_time)
         container.started_at_ns = started.started_at_ns

@@ -168,6 +168,7 @@ class Container:
     created_in: ProcessIdentity | None = None  # the shim that compiled it
     has_cgroup: bool = False  # its cgroup exists since then
     starting: bool = False  # StartContainer then reports an exit, after its own event
+    start_sent: bool = False  # to a shim, which may have started it
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -6,6 +6,7 @@ The moment does not depend on luck: strace stops the fork at a system call until
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -19,6 +20,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from cri_server.pod.client import ShimClient
 from cri_server.pod.keeper import StoredPods
 from pyrunc.zygote.descendants import below
 from tests.cri.server_harness import Server, code_of, server_fixture
@@ -226,6 +228,26 @@ def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Serve
     server.run_pod(host_network=True)
     server.remove_all()
     nothing_left(server)
+
+
+def test_a_container_that_runs_unknown_to_the_server_ends_with_its_pod(server: Server) -> None:
+    """As after the kill of a server whose StartContainer the shim had not answered yet."""
+    pod = server.run_pod(host_network=True)
+    container = server.create(pod)
+    asyncio.run(start_unknown(server, pod, container))
+    assert code_of(lambda: server.start_container(container)) == grpc.StatusCode.ALREADY_EXISTS
+    assert server.status(container).state == api.CONTAINER_EXITED
+    assert entered(groups(server, container))
+    server.stop_pod(pod)
+    assert not entered(groups(server, container))
+    server.remove_all()
+    nothing_left(server)
+
+
+async def start_unknown(server: Server, pod: str, container: str) -> None:
+    client = await ShimClient.connect(server.state / "sandboxes" / pod)
+    await client.start_container(container)
+    client.close()
 
 
 def words_below(pid: int) -> str:

@@ -21,6 +21,7 @@ from cri_server.api import api_pb2 as cri
 from cri_server.api import nri_pb2 as api
 from tests.cri.nri.conftest import REQUEST_TIMEOUT_S
 from tests.cri.server_harness import Server, code_of, message_of
+from tests.cri.test_takeover import lose_shim
 from tests.support.nri import Handler, Refused, TestPlugin
 
 
@@ -196,6 +197,23 @@ def test_a_plugin_may_refuse_the_start_of_a_container(server: Server, nri_socket
             server.start_container(container)
         server.start_container(container)
         assert server.status(container).state == cri.CONTAINER_RUNNING
+
+
+def test_a_container_is_started_by_the_shim_that_takes_over_meanwhile(
+    server: Server, nri_socket: Path
+) -> None:
+    pod = server.run_pod()
+    container = server.create(pod)
+
+    def lose(request: Any) -> None:
+        lose_shim(server, pod)
+
+    with TestPlugin(nri_socket, handlers={"StartContainer": lose}):
+        server.start_container(container)
+    assert server.status(container).state == cri.CONTAINER_RUNNING
+    assert server.output(container, "echo", "here") == "here\n"
+    server.stop_container(container)
+    assert server.status(container).exit_code == 137
 
 
 @pytest.mark.requirement("13.13")
