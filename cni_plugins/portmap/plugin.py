@@ -8,6 +8,7 @@ route_localnet on the bridge. route_localnet alone would let other hosts reach 1
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from ipaddress import IPv4Address
@@ -161,14 +162,21 @@ def _route_loopback(pods: Iterable[IPv4Address]) -> None:
 
 def _drop_udp_flows(elements: Iterable[Element]) -> None:
     """Delete the UDP flows of changed ports. Otherwise conntrack would send their packets to the
-    previous destination."""
+    previous destination. Prints an error instead of raising it."""
     # Each packet of a UDP client renews its flow (nf_conntrack_udp_timeout, 30 s by default), and
     # the nat chains see only the first one. A TCP flow ends with its connection.
     ports = {host_rules.port_of(e) for e in elements if host_rules.protocol_of(e) == "udp"}
     if ports:
+        from pyroute2.netlink.exceptions import NetlinkError
+
         from cni_plugins.net.conntrack import drop_udp_flows
 
-        drop_udp_flows(ports)
+        try:
+            drop_udp_flows(ports)
+        # For example a kernel without nf_conntrack_netlink. The ports work without this, as under
+        # the reference plugin; only clients that do not pause keep the previous destination.
+        except (NetlinkError, OSError) as error:
+            print(f"portmap: cannot delete UDP flows: {error}", file=sys.stderr)
 
 
 PLUGIN = CniPlugin("portmap", add=add, delete=delete, check=check, status=status, gc=collect)

@@ -3,14 +3,16 @@ port is closed."""
 
 from __future__ import annotations
 
+import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
 from pyroute2 import IPRoute
+from pyroute2.netlink.exceptions import NetlinkError
 
-from cni_plugins.net import netns
+from cni_plugins.net import conntrack, netns
 from tests.kernel.cni.harness import (
     BRIDGE,
     CLIENT,
@@ -252,6 +254,23 @@ def test_a_udp_flow_follows_the_port_to_its_new_pod(net: Host) -> None:
         with listen(new.fd, "0.0.0.0", 80, socket.SOCK_DGRAM) as second:
             client.send(b"two")
             assert second.recv(10) == b"two"
+
+
+def test_ports_open_and_close_where_flows_cannot_be_deleted(
+    net: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The kernel has no nf_conntrack_netlink: it answers EINVAL."""
+
+    def refuse(ports: Collection[int]) -> int:
+        raise NetlinkError(errno.EINVAL)
+
+    monkeypatch.setattr(conntrack, "drop_udp_flows", refuse)
+    pod = net.pod()
+    config = publish(net, pod, {**WEB, "protocol": "udp"})
+    assert [e.set_name for e in all_elements() if "masquerade" not in e.set_name]
+    call(PORTMAP, "DEL", pod, config)
+    assert [e for e in all_elements() if "masquerade" not in e.set_name] == []
+    assert capsys.readouterr().err.count("cannot delete UDP flows: (22,") == 2
 
 
 def test_check_notices_lost_elements_and_rules(net: Host) -> None:
