@@ -94,7 +94,7 @@ def container(source: Container, spec: Mapping[str, Any], *, created: bool = Tru
         labels=dict(config.labels),
         annotations={**spec.get("annotations", {}), **config.annotations},
         args=process.get("args", ()),
-        env=process.get("env", ()),
+        env=[_utf_8(entry) for entry in process.get("env", ())],
         mounts=[_mount(m) for m in spec.get("mounts", ())],
         hooks=_hooks(spec.get("hooks", {})),
         linux=_linux(source, process, linux),
@@ -117,6 +117,12 @@ def container(source: Container, spec: Mapping[str, Any], *, created: bool = Tru
             config_digest=source.image_id,
         ),
     )
+
+
+def _utf_8(text: str) -> str:
+    """Replace each byte that is not UTF-8, a surrogate escape in `text`, by U+FFFD. Protobuf would
+    refuse it. (HOME may come from the image's /etc/passwd.)"""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _linux(

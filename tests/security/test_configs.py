@@ -9,11 +9,14 @@ from typing import Any
 import grpc
 import pytest
 
+from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import Server
 from tests.security.test_server import image, outcome
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "NUL in the user": {"User": "root\0x"},
+    "a lone surrogate in the user": {"User": "\ud800"},
+    "lone surrogates": {"Env": ["A=\udfff"], "Labels": {"\udc00": "\ud800x"}, "Cmd": ["\ud8ff"]},
     "digits of another script": {"User": "\u0661"},
     "a superscript": {"User": "\u00b2:\u00b2"},
     "a signal of no digits": {"StopSignal": "SIGRTMIN+\u00b2"},
@@ -37,8 +40,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_unexpected_configurations_do_no_harm(server: Server, host_pod: str, name: str) -> None:
     """The server refuses the image, CreateContainer or StartContainer with its own error (no
-    Python exception, no control characters), or the container runs. The server continues, and its
-    log has no traceback."""
+    Python exception, no control characters), or the container runs. The server continues, lists all
+    images, and its log has no traceback."""
     before = len(server.log.read_text())
     words = ""
     try:
@@ -51,6 +54,7 @@ def test_unexpected_configurations_do_no_harm(server: Server, host_pod: str, nam
     finally:
         for container in server.containers():
             server.remove_container(container.id)
+    assert server.image.ListImages(api.ListImagesRequest()).images
     assert not re.search(r"[a-z]Error\b|Traceback|INTERNAL", words), words[:500]
     assert "Traceback" not in server.log.read_text()[before:]
     assert outcome(server, host_pod, "true")[0] == 0

@@ -9,6 +9,7 @@ fetched.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -56,6 +57,12 @@ _LAYER_PREFIXES = (
 # issue 1621).
 _IMAGE_CONFIGS = (OCI_CONFIG, DOCKER_CONFIG, *_GENERIC, "text/html")
 RESERVED_LABELS = ("io.kubernetes.", "org.pyrunc.")
+# Escapes in JSON: a surrogate pair, a surrogate without its other half (group 1), or others.
+_SURROGATES = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
+    r"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
+    r"|(?:\\[^u])+"
+)
 
 
 class BadManifest(PeerError):
@@ -407,10 +414,13 @@ def _document(data: bytes, what: str) -> dict[str, Any]:
     if len(data) > LIMIT_BYTES:
         raise BadManifest(f"{what}: more than {LIMIT_BYTES} bytes")
     try:
+        # Half a surrogate pair cannot be encoded as UTF-8, so no answer could list the image. Go's
+        # encoding/json replaces it, too.
+        text = _SURROGATES.sub(lambda m: "\ufffd" if m[1] else m[0], data.decode("utf-8"))
         # json alone also takes UTF-16, NaN and Infinity, and the last one of equal keys: another
         # program could read another document.
         value = json.loads(
-            data.decode("utf-8"),
+            text,
             object_pairs_hook=typed.unique_keys,
             parse_constant=_refuse_constant,
         )

@@ -53,6 +53,18 @@ def test_a_late_plugin_is_synchronized(server: Server, nri_socket: Path) -> None
         assert plugin.methods(running) == ["StopContainer", "RemoveContainer"]
 
 
+def test_a_container_with_a_variable_that_is_not_utf_8_keeps_no_plugin_away(
+    server: Server, nri_socket: Path
+) -> None:
+    """HOME comes from the image's /etc/passwd, whose author chooses the bytes."""
+    pod = server.run_pod()
+    config = server.container_config(envs=[cri.KeyValue(key="HOME", value=b"/\xff")])
+    container = server.launch(pod, config)
+    with TestPlugin(nri_socket) as plugin:
+        assert [c.id for c in plugin.containers] == [container]
+        assert "HOME=/\ufffd" in plugin.containers[0].env
+
+
 def test_events_during_the_synchronization_reach_the_plugin(
     server: Server, nri_socket: Path
 ) -> None:
