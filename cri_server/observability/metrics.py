@@ -3,7 +3,8 @@ values.
 
 kubelet reads names and label keys once, at its start, so the table is the same for every container.
 A value that this kernel does not count is 0, except for pressure and huge pages: these metrics are
-omitted, because 0 would make the node look idle. Values are integers; seconds are rounded down.
+omitted, because 0 would make the node look idle. So is the size of a writable layer until it is
+measured. Values are integers; seconds are rounded down.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from cri_server.api import api_pb2 as api
@@ -37,7 +38,7 @@ class ContainerFigures:
     threads_limit: int
     descriptors: int
     sockets: int
-    layer_bytes: int
+    layer_bytes: int | None
     disk: os.statvfs_result
     started_at_ns: int
     limits: api.LinuxContainerResources
@@ -188,7 +189,11 @@ CONTAINER = (
         "Size of the writable layer's disk",
         lambda f: f.disk.f_blocks * f.disk.f_frsize,
     ),
-    _gauge("fs_usage_bytes", "Bytes that the writable layer takes", lambda f: f.layer_bytes),
+    _gauge(
+        "fs_usage_bytes",
+        "Bytes that the writable layer takes",
+        lambda f: [] if f.layer_bytes is None else f.layer_bytes,
+    ),
     _counter("fs_reads_total", "Reads completed", _io("rios"), "device"),
     _counter("fs_reads_bytes_total", "Bytes read", _io("rbytes"), "device"),
     _counter("fs_writes_total", "Writes completed", _io("wios"), "device"),
@@ -277,8 +282,20 @@ def descriptors() -> list[api.MetricDescriptor]:
     ]
 
 
-async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetrics:
-    """Return the metrics of the pod (its network) and of its running containers."""
+async def of_sandboxes(
+    services: Services, sandboxes: Iterable[Sandbox]
+) -> AsyncIterator[api.PodSandboxMetrics]:
+    """Yield the metrics of each pod (its network) and of its running containers."""
+    pods = list(sandboxes)
+    containers = (c for pod in pods for c in services.index.containers_of(pod) if c.running)
+    sizes = await stats.layers.of(stats.layer_roots(services, containers))
+    for pod in pods:
+        yield await _of_sandbox(services, pod, sizes)
+
+
+async def _of_sandbox(
+    services: Services, sandbox: Sandbox, sizes: Mapping[str, stats.LayerSize]
+) -> api.PodSandboxMetrics:
     metadata = sandbox.config.metadata
     base = [metadata.name, metadata.namespace, "", sandbox.id, ""]
     result = api.PodSandboxMetrics(pod_sandbox_id=sandbox.id)
@@ -287,16 +304,17 @@ async def of_sandbox(services: Services, sandbox: Sandbox) -> api.PodSandboxMetr
     for container in services.index.containers_of(sandbox):
         if container.running:
             container_metrics = result.container_metrics.add(container_id=container.id)
-            container_metrics.metrics.extend(await _of_container(services, sandbox, container))
+            size = sizes.get(container.id)
+            container_metrics.metrics.extend(
+                await _of_container(services, sandbox, container, size)
+            )
     return result
 
 
 async def _of_container(
-    services: Services, sandbox: Sandbox, container: Container
+    services: Services, sandbox: Sandbox, container: Container, size: stats.LayerSize | None
 ) -> list[api.Metric]:
-    root = services.paths.container_root(container.id)
-    _, layer_bytes, _ = await stats.layers.of(container.id, root)
-    figures = await asyncio.to_thread(_measure, services, container, layer_bytes)
+    figures = await asyncio.to_thread(_measure, services, container, size)
     pod, name = sandbox.config.metadata, container.config.metadata.name
     base = [pod.name, pod.namespace, name, container.id, container.image_name]
     return [
@@ -316,7 +334,9 @@ def _values(metric: Metric, figures: ContainerFigures) -> Values:
     return value if isinstance(value, list) else [((), value)]
 
 
-def _measure(services: Services, container: Container, layer_bytes: int) -> ContainerFigures:
+def _measure(
+    services: Services, container: Container, size: stats.LayerSize | None
+) -> ContainerFigures:
     group = groups.place(container.cgroups_path, container.id)
     (usage, memory), pids = stats.measure(group), group.processes()
     threads = descriptors_open = sockets = 0
@@ -334,7 +354,7 @@ def _measure(services: Services, container: Container, layer_bytes: int) -> Cont
         threads_limit=(usage.pids or {}).get("max") or 0,
         descriptors=descriptors_open,
         sockets=sockets,
-        layer_bytes=layer_bytes,
+        layer_bytes=size.used_bytes if size else None,
         disk=os.statvfs(services.paths.root),
         started_at_ns=container.started_at_ns,
         limits=container.resources,

@@ -37,50 +37,69 @@ LAYER_AGE_S = 10.0
 RATE_WINDOW_NS = 10_000_000_000
 SAMPLE_DISTANCE_NS = 1_000_000_000  # shorter times measure the scheduler rather than the group
 LAYER_REST = 10  # pause between walks, as a multiple of the last duration
+WALK_WAIT_S = 1.0  # the time that statistics wait for a walk
+WALKS = 4  # that walk at once: the threads are those of all other work on the disk
 DEFAULT_INTERFACE = "eth0"
 NO_MEMORY = Memory(0, {}, {})
 
 
-class LayerSizes:
-    """Measures and caches the sizes of writable layers.
+@dataclass(frozen=True, slots=True)
+class LayerSize:
+    """The usage of a container's writable layer and anonymous volumes, measured at `time_ns`."""
 
-    A thread walks a layer; walks of different layers can overlap. The same layer is walked again
-    only after a pause: LAYER_AGE_S, or LAYER_REST times the duration of its last walk if that is
-    longer. So a container with millions of files does not keep the server busy.
+    time_ns: int
+    used_bytes: int
+    inodes: int
+
+
+class LayerSizes:
+    """Measures and caches the sizes of writable layers, by container id. `roots`: the containers'
+    folders, which hold the layers (`layer_roots`).
+
+    Threads walk the layers, at most WALKS at the same time. The same layer is walked again only
+    after a pause: LAYER_AGE_S, or LAYER_REST times the duration of its last walk if that is longer.
+    So a container with millions of files does not keep the server busy.
     """
 
     def __init__(self) -> None:
-        self._cache: dict[str, tuple[float, int, int, int]] = {}
-        self._walks: dict[str, asyncio.Task[tuple[int, int, int]]] = {}
+        # The size, and when it is old.
+        self._cache: dict[str, tuple[float, LayerSize]] = {}
+        # The walk, and until when callers wait for it.
+        self._walks: dict[str, tuple[float, asyncio.Task[None]]] = {}
+        self._turns = asyncio.Semaphore(WALKS)
 
-    async def of(self, container_id: str, root: Path) -> tuple[int, int, int]:
-        """Return timestamp (ns), bytes and inodes of a container's writable layer and anonymous
-        volumes, which are in its folder `root`. Returns cached values if they are recent, or while
-        the layer is being measured again; else waits for the measurement."""
-        cached = self._cache.get(container_id)
-        if cached is not None and (time.monotonic() < cached[0] or container_id in self._walks):
-            return cached[1:]
-        # A caller whose deadline has passed must not cancel the walk of the others.
-        return await asyncio.shield(self._start_walk(container_id, root))
+    async def of(self, roots: Mapping[str, Path]) -> dict[str, LayerSize]:
+        """Return the sizes of the layers. Measures a layer whose size is old. If that takes longer
+        than WALK_WAIT_S, returns the old size, or omits a layer that was never measured, and the
+        walk goes on."""
+        now = time.monotonic()
+        for container_id, root in roots.items():
+            cached = self._cache.get(container_id)
+            if cached is None or now >= cached[0]:
+                self._start_walk(container_id, root)
+        started = [self._walks[each] for each in roots if each in self._walks]
+        if walks := {walk: until for until, walk in started if until > now}:
+            # This cancels no walk: other callers may wait for it.
+            await asyncio.wait(walks, timeout=max(walks.values()) - now)
+        return {each: self._cache[each][1] for each in roots if each in self._cache}
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
-        """Return the total bytes and inodes of those layers in `roots` (folders by container id)
-        whose size is in the cache. Start a walk of each other layer, but do not wait for it."""
+        """Return the total bytes and inodes of those layers whose size is in the cache. Start a
+        walk of each other layer, but do not wait for it."""
         for container_id, root in roots.items():
             if container_id not in self._cache:
                 self._start_walk(container_id, root)
-        sizes = [self._cache[container_id] for container_id in roots if container_id in self._cache]
-        return sum(used for _, _, used, _ in sizes), sum(inodes for _, _, _, inodes in sizes)
+        sizes = [self._cache[each][1] for each in roots if each in self._cache]
+        return sum(size.used_bytes for size in sizes), sum(size.inodes for size in sizes)
 
-    def _start_walk(self, container_id: str, root: Path) -> asyncio.Task[tuple[int, int, int]]:
-        """Return the task that measures the layer; start one unless it is running."""
-        walk = self._walks.get(container_id)
-        if walk is None:
-            walk = self._walks[container_id] = asyncio.create_task(self._walk(container_id, root))
+    def _start_walk(self, container_id: str, root: Path) -> None:
+        """Start a task that measures the layer unless it is running."""
+        if container_id not in self._walks:
+            walk = asyncio.create_task(self._walk(container_id, root))
+            self._walks[container_id] = time.monotonic() + WALK_WAIT_S, walk
             walk.add_done_callback(lambda done: self._forget(container_id, done))
-        return walk
 
-    def _forget(self, container_id: str, walk: asyncio.Task[tuple[int, int, int]]) -> None:
+    def _forget(self, container_id: str, walk: asyncio.Task[None]) -> None:
         self._walks.pop(container_id, None)
         if not walk.cancelled() and walk.exception() is not None:
             log.debug(
@@ -89,16 +108,23 @@ class LayerSizes:
                 walk.exception(),
             )
 
-    async def _walk(self, container_id: str, root: Path) -> tuple[int, int, int]:
-        begin = time.monotonic()
-        used, inodes = await asyncio.to_thread(_written, root)
+    async def _walk(self, container_id: str, root: Path) -> None:
+        async with self._turns:
+            begin = time.monotonic()
+            used_bytes, inodes = await asyncio.to_thread(_written, root)
         end = time.monotonic()
-        measured = (time.time_ns(), used, inodes)
         # Removed containers leave their entries here; a cleared cache costs one walk each.
         if len(self._cache) > 10_000:
             self._cache.clear()
-        self._cache[container_id] = (end + max(LAYER_AGE_S, LAYER_REST * (end - begin)), *measured)
-        return measured
+        self._cache[container_id] = (
+            end + max(LAYER_AGE_S, LAYER_REST * (end - begin)),
+            LayerSize(time.time_ns(), used_bytes, inodes),
+        )
+
+
+def layer_roots(services: Services, containers: Iterable[Container]) -> dict[str, Path]:
+    """Return the folder of each container that holds its writable layer, by id."""
+    return {each.id: services.paths.container_root(each.id) for each in containers}
 
 
 def _written(root: Path) -> tuple[int, int]:
@@ -166,20 +192,25 @@ async def of_containers(
     # One thread and one visit of each group for the whole list: with a hop for each container a
     # list of 30 pods took 18.7 ms of processor time instead of 7.7.
     groups_of = {c.id: groups.place(c.cgroups_path, c.id) for c in listed if c.running}
+    sizes = await layers.of(layer_roots(services, listed))
     figures = await asyncio.to_thread(_measure_all, groups_of)
-    return [
-        await _container(services, container, figures.get(container.id)) for container in listed
-    ]
+    return [_container(services, each, sizes.get(each.id), figures.get(each.id)) for each in listed]
 
 
-async def _container(
-    services: Services, container: Container, figures: CgroupFigures | None
+def _container(
+    services: Services,
+    container: Container,
+    size: LayerSize | None,
+    figures: CgroupFigures | None,
 ) -> api.ContainerStats:
-    result = api.ContainerStats.FromString(_attributes(services, container))
-    stamp, used, inodes = await layers.of(container.id, services.paths.container_root(container.id))
-    result.writable_layer.timestamp = stamp
-    result.writable_layer.used_bytes.value = used
-    result.writable_layer.inodes_used.value = inodes
+    result = api.ContainerStats.FromString(_attributes(container))
+    # kubelet counts a missing size as 0 (diskUsage, pkg/kubelet/eviction/helpers.go).
+    if size is not None:
+        layer = result.writable_layer
+        layer.timestamp = size.time_ns
+        layer.fs_id.mountpoint = str(services.paths.images)
+        layer.used_bytes.value = size.used_bytes
+        layer.inodes_used.value = size.inodes
     if figures is not None:
         _fill(container.id, result.cpu, result.memory, figures.stats)
         _fill_swap(result.swap, figures.stats)
@@ -187,9 +218,9 @@ async def _container(
     return result
 
 
-def _attributes(services: Services, container: Container) -> bytes:
-    """Return an encoded ContainerStats with the fields that never change: ids, labels, annotations
-    and the mount point of the images."""
+def _attributes(container: Container) -> bytes:
+    """Return an encoded ContainerStats with the fields that never change: ids, labels and
+    annotations."""
 
     def make() -> bytes:
         config = container.config
@@ -199,9 +230,7 @@ def _attributes(services: Services, container: Container) -> bytes:
             labels=config.labels,
             annotations=config.annotations,
         )
-        result = api.ContainerStats(attributes=attributes)
-        result.writable_layer.fs_id.mountpoint = str(services.paths.images)
-        return result.SerializeToString()
+        return api.ContainerStats(attributes=attributes).SerializeToString()
 
     return container.cached_stats.get((), make)
 
@@ -218,14 +247,17 @@ async def of_sandboxes(
         if sandbox.state == api.SANDBOX_READY:
             pod = _pod_group(sandbox)
             groups_of[sandbox.id] = pod or groups.place(sandbox.cgroups_path, sandbox.id)
+    listed = (container for _, containers in pods for container in containers)
+    sizes = await layers.of(layer_roots(services, listed))
     figures = await asyncio.to_thread(_measure_all, groups_of)
-    return [await _sandbox(services, sandbox, containers, figures) for sandbox, containers in pods]
+    return [_sandbox(services, *pod, sizes, figures) for pod in pods]
 
 
-async def _sandbox(
+def _sandbox(
     services: Services,
     sandbox: Sandbox,
     containers: list[Container],
+    sizes: Mapping[str, LayerSize],
     figures: Mapping[str, CgroupFigures],
 ) -> api.PodSandboxStats:
     result = api.PodSandboxStats.FromString(
@@ -245,7 +277,9 @@ async def _sandbox(
         if sandbox.pause is not None and not sandbox.host_network:
             _network(linux.network, sandbox.pause.pid)
     for container in containers:
-        linux.containers.append(await _container(services, container, figures.get(container.id)))
+        linux.containers.append(
+            _container(services, container, sizes.get(container.id), figures.get(container.id))
+        )
     return result
 
 

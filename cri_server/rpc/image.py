@@ -85,9 +85,7 @@ class ImageHandlers:
         filesystem.inodes_used.value = max(1, images.usage().inodes)
         layers = api.FilesystemUsage(timestamp=now_ns, fs_id=filesystem.fs_id)
         containers = self._services.index.containers
-        used, inodes = stats.layers.measured(
-            {c.id: self._services.paths.container_root(c.id) for c in containers}
-        )
+        used, inodes = stats.layers.measured(stats.layer_roots(self._services, containers))
         layers.used_bytes.value, layers.inodes_used.value = used, inodes
         return api.ImageFsInfoResponse(
             image_filesystems=[filesystem], container_filesystems=[layers]

@@ -272,14 +272,14 @@ class RuntimeService:
     ) -> api.ListPodSandboxMetricsResponse:
         sandboxes = self._services.index.select_sandboxes(state=api.SANDBOX_READY)
         return api.ListPodSandboxMetricsResponse(
-            pod_metrics=[await metrics.of_sandbox(self._services, s) for s in sandboxes]
+            pod_metrics=[each async for each in metrics.of_sandboxes(self._services, sandboxes)]
         )
 
     async def StreamPodSandboxMetrics(
         self, request: api.StreamPodSandboxMetricsRequest
     ) -> AsyncIterator[api.StreamPodSandboxMetricsResponse]:
-        for sandbox in self._services.index.select_sandboxes(state=api.SANDBOX_READY):
-            pod_metrics = await metrics.of_sandbox(self._services, sandbox)
+        sandboxes = self._services.index.select_sandboxes(state=api.SANDBOX_READY)
+        async for pod_metrics in metrics.of_sandboxes(self._services, sandboxes):
             yield api.StreamPodSandboxMetricsResponse(pod_sandbox_metrics=[pod_metrics])
 
     async def GetContainerEvents(

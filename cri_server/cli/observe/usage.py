@@ -147,6 +147,9 @@ def _containers(
     def name(stats: api.ContainerStats) -> str:
         return shortest_name(stats.attributes, of.get(stats.attributes.id), shared)
 
+    def layer(stats: api.ContainerStats, text: str) -> str:
+        return text if stats.HasField("writable_layer") else "-"  # the server is measuring it
+
     return Listing(
         "stats",
         (
@@ -156,8 +159,8 @@ def _containers(
             Column("NAME", lambda s: s.attributes.metadata.name),
             Column("CPU %", lambda s: samples.percent(s.attributes.id)),
             Column("MEM", lambda s: size(s.memory.working_set_bytes.value)),
-            Column("DISK", lambda s: size(s.writable_layer.used_bytes.value)),
-            Column("INODES", lambda s: str(s.writable_layer.inodes_used.value)),
+            Column("DISK", lambda s: layer(s, size(s.writable_layer.used_bytes.value))),
+            Column("INODES", lambda s: layer(s, str(s.writable_layer.inodes_used.value))),
             Column("SWAP", lambda s: size(s.swap.swap_usage_bytes.value)),
             Column("RSS", lambda s: size(s.memory.rss_bytes.value), wide=True),
             Column("FAULTS", lambda s: str(s.memory.major_page_faults.value), wide=True),

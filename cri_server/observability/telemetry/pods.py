@@ -23,8 +23,8 @@ async def take(services: Services) -> Snapshot:
         descriptor.name: _family(descriptor, kinds.get(descriptor.name, api.COUNTER))
         for descriptor in metrics.descriptors()
     }
-    for sandbox in services.index.select_sandboxes(state=api.SANDBOX_READY):
-        measured = await metrics.of_sandbox(services, sandbox)
+    sandboxes = services.index.select_sandboxes(state=api.SANDBOX_READY)
+    async for measured in metrics.of_sandboxes(services, sandboxes):
         for metric in (
             *measured.metrics,
             *(m for c in measured.container_metrics for m in c.metrics),

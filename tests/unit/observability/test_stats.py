@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,34 @@ async def test_sizes_of_layers_are_returned_without_a_walk(tmp_path: Path) -> No
     upper.mkdir()
     (upper / "file").write_bytes(b"x" * MIB)
     assert layers.measured({"a": tmp_path}) == (0, 0)
-    await asyncio.gather(*layers._walks.values())
+    await asyncio.gather(*(walk for _, walk in layers._walks.values()))
     sizes = layers.measured({"a": tmp_path})
     assert sizes[0] >= MIB and sizes[1] > 0
     (upper / "more").write_bytes(b"x" * MIB)
     assert layers.measured({"a": tmp_path}) == sizes and not layers._walks
+
+
+async def test_slow_walks_delay_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container can have millions of small files. Walks of many such layers leave threads for
+    all other work on the disk, and go on without a caller."""
+    slow, go_on, running = {f"slow{n}" for n in range(20)}, threading.Event(), set[Path]()
+
+    def written(root: Path) -> tuple[int, int]:
+        if root.name in slow:
+            running.add(root)
+            go_on.wait()
+        return 7, 1
+
+    monkeypatch.setattr(stats, "_written", written)
+    layers = stats.LayerSizes()
+    try:
+        assert set(await layers.of({"quick": tmp_path / "quick"})) == {"quick"}
+        roots = {name: tmp_path / name for name in (*slow, "quick")}
+        assert set(await layers.of(roots)) == {"quick"}
+        assert set(await layers.of(roots)) == {"quick"} and layers.measured(roots) == (7, 1)
+        assert len(running) == stats.WALKS and await asyncio.to_thread(bool, running)
+    finally:
+        go_on.set()
+        await asyncio.gather(*(walk for _, walk in layers._walks.values()))
+    sizes = await layers.of(roots)
+    assert {size.used_bytes for size in sizes.values()} == {7} and sizes.keys() == roots.keys()
