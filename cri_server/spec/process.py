@@ -40,7 +40,8 @@ def environment(
     home: str,
 ) -> list[str]:
     """Return the environment as a list of `KEY=VALUE`: the image's variables, overridden by the
-    request's (`envs`), with PATH, HOSTNAME, TERM and HOME as defaults."""
+    request's (`envs`), with PATH, HOSTNAME, TERM and HOME as defaults. HOME is also set if it is
+    empty, as in runc."""
     result: dict[str, str] = {}
     for line in image:
         key, equals, value = line.partition("=")
@@ -57,8 +58,9 @@ def environment(
             name = key.partition("=")[0]  # the text behind it may be a secret
             raise InvalidArgument(f"the name of environment variable {name!r} has a '=' in it")
         result[key] = value
-    if home:
-        result.setdefault("HOME", home)
+    if home and not result.get("HOME"):
+        # Not left to the shim, which would read the container's files at each exec.
+        result["HOME"] = home
     lines = [f"{key}={value}" for key, value in result.items()]
     _no_nul(lines, "environment")
     return lines

@@ -152,7 +152,7 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     check_process(process)
     programs = request.programs or ExecPrograms()
     load_filter = programs.filter(spec, request.seccomp_store)
-    home = "" if rootfs_probe.has_home(process) else _home(request)
+    home = "" if rootfs_probe.has_home(process.env) else _home(request)
     owner = rootfs_probe.stdio_owner(process, _uid_mappings(spec, request.pid))
     if request.pidfd >= 0:
         # A pidfd, not the namespaces' files: one setns(2) enters all of them, and its process

@@ -20,7 +20,7 @@ from pyrunc.plan.mounts import may_be_opened_inside
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from pyrunc.compile.bind_source import BindSource
     from pyrunc.spec.model import IdMap, Mount, Process, Spec
@@ -118,7 +118,7 @@ def probe(
         {i: path for i, (path, _) in own_binds.items()},
         destinations,
         modes,
-        "" if process is None or has_home(process) else home(root, process.user.uid),
+        "" if process is None or has_home(process.env) else home(root, process.user.uid),
         _reopened_nulls(spec, nulls),
         {name[len(DEVICE_NAME) :]: name for name in descriptors if name.startswith(DEVICE_NAME)},
         () if pivot else whole_instances(),
@@ -156,11 +156,9 @@ def whole_instances() -> tuple[str, ...]:
     return tuple(reversed(paths))
 
 
-def has_home(process: Process) -> bool:
+def has_home(env: Sequence[str]) -> bool:
     """Return whether the last HOME in the environment is not empty."""
-    last = next(
-        (variable for variable in reversed(process.env) if variable.startswith("HOME=")), "HOME="
-    )
+    last = next((variable for variable in reversed(env) if variable.startswith("HOME=")), "HOME=")
     return last != "HOME="
 
 

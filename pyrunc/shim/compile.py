@@ -14,6 +14,7 @@ from pyrunc import jsontext
 from pyrunc.abi.mount import MOUNT_ATTR_NODEV, MOUNT_ATTR_NOEXEC, MOUNT_ATTR_NOSUID
 from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
+from pyrunc.compile import rootfs_probe
 from pyrunc.compile.container import CreateRequest, compile_container
 from pyrunc.compile.descriptors import NamedDescriptors
 from pyrunc.compile.exec import ExecPrograms, ExecRequest, compile_exec, merged
@@ -416,6 +417,18 @@ def execute(
     return CompiledProcess(
         compiled.launch, _used(compiled.launch, descriptors), compiled.warnings, parts
     )
+
+
+def looks_up_home(
+    container: SupervisedContainer, request: messages.StartExec, oom_score_adj: int
+) -> bool:
+    """Return whether `execute` reads the container's /etc/passwd, which may be on storage that does
+    not answer: the process's environment has no HOME. Raises Error, OSError."""
+    env = request.process.get("env")
+    if env is None:
+        process = _configuration(container.directory, oom_score_adj).spec.process
+        env = process.env if process is not None else ()
+    return not rootfs_probe.has_home(env)
 
 
 class _Configuration:

@@ -512,6 +512,7 @@ class ShimPod:
         container, exec_id, tty = self._running(request.container), request.exec, request.tty
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
+        forked = self._starter.exec_waits(request, container)
         streams = ProcessPipes(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
         session = self._execs[exec_id] = SupervisedExec(exec_id, container, call.connection)
         only_output = request.stdout and request.stderr and not (request.stdin or tty)
@@ -536,7 +537,7 @@ class ShimPod:
             call.fail(error)
 
         steps = self._starter.execute(request, container, streams.stdio)
-        session.starting = self._start(steps, done, failed, forked=container.of_other_runtime)
+        session.starting = self._start(steps, done, failed, forked=forked)
 
     def _exec_exited(self, session: SupervisedExec, answer: ExecAnswer, ended: ProcessEnd) -> None:
         session.ended()

@@ -352,6 +352,13 @@ class Starter:
             for step in steps
         )
 
+    def exec_waits(self, request: messages.StartExec, container: SupervisedContainer) -> bool:
+        """Return whether the start of an exec must run in a fork, because it waits for another OCI
+        runtime, or reads a file of the container. Raises Error, OSError."""
+        return container.of_other_runtime or compile.looks_up_home(
+            container, request, self._oom_score_adj
+        )
+
     def after_stop(self, container_id: str, directory: str) -> None:
         """Clean up after a container's exit: remove its resctrl groups and run its poststop hooks.
         Failures of hooks are reported on stderr (runtime-spec). For a container of another OCI

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from cri_server.api import api_pb2 as api
+from tests.cri.client_verbs import cli
 from tests.cri.server_harness import Server, code_of, message_of
 from tests.cri.test_transport import open_files
 from tests.support import fuse
@@ -162,6 +163,30 @@ def test_a_start_that_waits_for_the_volume_delays_no_other_start(
         volume.answer()
         waits.result(60)
     assert server.output(first, "cat", "/v") == "mine\n"
+
+
+def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
+    server: Server, volume: fuse.Volume
+) -> None:
+    """An empty HOME of a container is replaced when the container is created. A command with an
+    empty HOME of its own waits for the volume, and the shim continues meanwhile."""
+    pod = server.run_pod()
+    passwd = api.Mount(container_path="/etc/passwd", host_path=str(volume.path / "file"))
+    config = container_config(server, passwd, name="first")
+    config.envs.append(api.KeyValue(key="HOME", value=b""))
+    first = server.launch(pod, config)
+    second = server.launch(pod, container_config(server, name="second"))
+    show = ("sh", "-c", "echo $HOME")
+    volume.hang()
+    assert server.output(first, *show) == "/root\n"
+    with ThreadPoolExecutor(1) as pool:
+        waits = pool.submit(cli, server, "exec", "-e", "HOME=", first, *show)
+        assert wait_until(lambda: volume.waiting, 30)
+        assert server.output(second, "echo", "mine") == "mine\n"
+        server.stop_container(second)
+        assert not waits.done()
+        volume.answer()
+        assert waits.result(60).stdout == b"/\n"
 
 
 def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(

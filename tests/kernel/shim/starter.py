@@ -154,6 +154,9 @@ class DirectStarter(Starter):
         assert isinstance(compiled, Direct)
         return bool(compiled.process.get("blocks"))
 
+    def exec_waits(self, request: messages.StartExec, container: SupervisedContainer) -> bool:
+        return False
+
     def after_stop(self, container_id: str, directory: str) -> None:
         raise NotImplementedError("plain processes have no hooks")
 

@@ -64,6 +64,11 @@ def test_set_variables_are_not_overridden_by_defaults() -> None:
     assert set(lines) == {"PATH=/bin", "HOME=/image", "TERM=dumb", "HOSTNAME=mine"}
 
 
+def test_an_empty_home_is_replaced_by_that_of_the_user() -> None:
+    lines = process.environment(["HOME="], [("HOME", "")], hostname="", tty=False, home="/root")
+    assert [line for line in lines if line.startswith("HOME")] == ["HOME=/root"]
+
+
 @pytest.mark.parametrize("name", ["", "a=secret"])
 def test_environment_names_are_checked_without_a_value_in_the_message(name: str) -> None:
     with pytest.raises(InvalidArgument) as caught:
