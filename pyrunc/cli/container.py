@@ -43,6 +43,10 @@ def run(call: CommandLine, log: CommandLog) -> int:
     command."""
     attached = not call.options["detach"]
     become_subreaper(call.options)
+    if attached:
+        from pyrunc.container.run import hold_signals
+
+        hold_signals()
     create_options = _create_options(call, start_immediately=True, attached=attached)
     state, created = _make(call, log, create_options)
     _poststart(state, state.config(), log)

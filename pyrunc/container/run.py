@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import os
 import select
-from _signal import SIG_DFL  # type: ignore[import-not-found]
+from _signal import SIG_BLOCK, SIG_DFL, SIG_UNBLOCK  # type: ignore[import-not-found]
+from _signal import pthread_sigmask as change_mask
 from _signal import signal as set_handler
 
 from pyrunc import debug
@@ -21,9 +22,17 @@ SIGCHLD, SIGURG, SIGWINCH, SIGKILL, SIGSTOP, SIGPIPE = 17, 23, 28, 9, 19, 13
 # These cannot be caught, or are about our own child and terminal, or glibc reserves them. SIGURG as
 # in runc, where Go's scheduler sends it to its own threads.
 NOT_FORWARDED = (SIGKILL, SIGSTOP, SIGCHLD, SIGURG, SIGWINCH, 32, 33)
-LAST_SIGNAL = 64
+FORWARDED = [number for number in range(1, 65) if number not in NOT_FORWARDED]
 SIGNAL_BASE = 128
 CHUNK_BYTES = 65536
+
+
+def hold_signals() -> None:
+    """Block the signals that `attend` forwards, for a caller that is about to create the process.
+    `attend` then forwards those that came meanwhile: they must not end us before the process is
+    attended."""
+    # Our own writes cause SIGPIPE, which is not for the process.
+    change_mask(SIG_BLOCK, [number for number in FORWARDED if number != SIGPIPE])
 
 
 def attend(pidfd: int, console_fd: int | None) -> int:
@@ -66,11 +75,11 @@ def _forward_signals(pidfd: int) -> None:
         debug.say("forwarding signal %d", number)
         send_signal(pidfd, number)
 
-    for number in range(1, LAST_SIGNAL + 1):
-        if number not in NOT_FORWARDED:
-            # Not reset after the end: by default a late signal would end us before the cgroup and
-            # the files are removed.
-            set_handler(number, forward)
+    for number in FORWARDED:
+        # Not reset after the end: by default a late signal would end us before the cgroup and the
+        # files are removed.
+        set_handler(number, forward)
+    change_mask(SIG_UNBLOCK, FORWARDED)
 
 
 class _Terminal:

@@ -174,6 +174,24 @@ def test_run_forwards_signals(runtime: Runtime) -> None:
         assert running.wait(60) == 5
 
 
+def test_run_forwards_a_signal_that_comes_before_the_poststart_hooks_end(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("runc runs the hooks before the program")
+    go = tmp_path / "go"
+    wait = ["sh", "-c", f"until [ -e {go} ]; do sleep 0.05; done"]
+    hooks = {"poststart": [{"path": "/bin/busybox", "args": wait}]}
+    script = "trap 'exit 5' TERM; echo set; while true; do sleep 0.05; done"
+    box = runtime.box("sh", "-c", script, change=lambda c: c.update(hooks=hooks))
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None and running.stdout.readline() == b"set\n"
+        running.terminate()
+        go.touch()
+        assert running.wait(60) == 5
+
+
 def test_run_passes_output_and_input_through(runtime: Runtime) -> None:
     box = runtime.box("cat")
     result = runtime("run", "--bundle", str(box.folder), box.id, stdin="to and fro\n").ok()
