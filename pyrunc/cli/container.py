@@ -73,7 +73,7 @@ def attend_and_delete(
     from pyrunc.container.run import attend
 
     try:
-        return attend(created.pidfd, created.console_fd)
+        return attend(created.pid, created.pidfd, created.console_fd)
     finally:
         if not keep:
             try:

@@ -64,7 +64,8 @@ def execute(call: CommandLine, log: CommandLog) -> int:
         return 0
     from pyrunc.container.run import attend
 
-    return attend(executed.pidfd, None if options["console_socket"] else executed.console_fd)
+    console_fd = None if options["console_socket"] else executed.console_fd
+    return attend(executed.pid, executed.pidfd, console_fd)
 
 
 def _run_stored_program(

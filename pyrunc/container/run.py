@@ -1,5 +1,5 @@
 """Attends a process until it ends, for `run` and `exec` without --detach: forwards our signals to
-the process, copies its terminal to ours, and returns its exit status."""
+the process, copies its terminal to ours, reaps orphans, and returns the process's exit status."""
 
 from __future__ import annotations
 
@@ -35,15 +35,21 @@ def hold_signals() -> None:
     change_mask(SIG_BLOCK, [number for number in FORWARDED if number != SIGPIPE])
 
 
-def attend(pidfd: int, console_fd: int | None) -> int:
-    """Wait for the end of a child; returns its exit code, or 128 + the signal that ended it.
-    `console_fd`: the master of the child's terminal, which this function closes."""
+def attend(pid: int, pidfd: int, console_fd: int | None) -> int:
+    """Wait for the end of our child `pid`, and meanwhile reap all other children. Returns its exit
+    code, or 128 + the signal that ended it. `console_fd`: the master of the child's terminal, which
+    this function closes."""
     _forward_signals(pidfd)
+    set_handler(SIGCHLD, lambda *_: _reap_others(pid))
+    # Those that have ended before the handler was set.
+    _reap_others(pid)
     if console_fd is None:
         wait_end(pidfd)
     else:
         with closing_fd(console_fd):
             _Terminal(console_fd, pidfd).copy()
+    # Later children, such as hooks, have callers that wait for them.
+    set_handler(SIGCHLD, SIG_DFL)
     return _reap(pidfd)
 
 
@@ -57,6 +63,14 @@ def _open_own_terminal() -> int | None:
         return os.open("/dev/tty", os.O_RDWR | os.O_CLOEXEC)
     except OSError:  # ENXIO: there is none
         return None
+
+
+def _reap_others(pid: int) -> None:
+    """Reap all children that have ended, until the child `pid` has ended. As a subreaper we are the
+    parent of the container's orphans, which would fill its pids.max as zombies."""
+    flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    while (ended := os.waitid(os.P_ALL, 0, flags)) is not None and ended.si_pid != pid:
+        os.waitpid(ended.si_pid, 0)
 
 
 def _reap(pidfd: int) -> int:

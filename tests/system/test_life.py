@@ -192,6 +192,29 @@ def test_run_forwards_a_signal_that_comes_before_the_poststart_hooks_end(
         assert running.wait(60) == 5
 
 
+def test_run_reaps_the_orphans_of_a_container_without_a_pid_namespace(
+    runtime: Runtime, tmp_path: Path
+) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    mount = {"destination": "/tmp", "source": str(marks), "type": "bind", "options": ["bind"]}
+    kinds = [{"type": kind} for kind in ("mount", "network", "ipc", "uts")]
+    # Each subshell ends before its child.
+    orphan = "(until [ -e /tmp/go ]; do sleep 0.05; done &)"
+    script = f"for i in $(seq 10); do {orphan}; done; exec sleep 60"
+    box = runtime.box(
+        "sh", "-c", script, change=lambda c: c["mounts"].append(mount), namespaces=kinds
+    )
+    command = runtime.command("run", "--bundle", str(box.folder), box.id)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as running:
+        children = Path(f"/proc/{running.pid}/task/{running.pid}/children")
+        eventually(lambda: len(children.read_text().split()) == 11)
+        (marks / "go").touch()
+        eventually(lambda: len(children.read_text().split()) == 1)
+        box.kill("KILL").ok()
+        assert running.wait(60) == 137
+
+
 def test_run_passes_output_and_input_through(runtime: Runtime) -> None:
     box = runtime.box("cat")
     result = runtime("run", "--bundle", str(box.folder), box.id, stdin="to and fro\n").ok()
