@@ -12,6 +12,7 @@ process lives, and its state is unknown afterwards.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -29,7 +30,7 @@ from cri_server.store.facts import ProcessIdentity
 from cri_server.store.index import StoreIndex
 from cri_server.store.model import Container, Exit, Sandbox
 from cri_server.store.paths import Paths
-from pyrunc.errors import Error, NotFound, Unavailable
+from pyrunc.errors import AlreadyExists, Error, NotFound, Unavailable
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import alive_since
 from pyrunc.shim import messages
@@ -286,7 +287,6 @@ class Shims:
     ) -> bool:
         for delay_s in TAKE_OVER_AFTER_S:
             await asyncio.sleep(delay_s)
-            await self._end_rest_of_shim(sandbox)
             try:
                 await self._take_over_pod(sandbox, living, sessions)
             except (Error, OSError) as error:
@@ -296,33 +296,31 @@ class Shims:
                     len(TAKE_OVER_AFTER_S),
                     error,
                 )
-                self.drop(sandbox)
             else:
                 log.warning("sandbox %s: another shim has taken over", sandbox.id)
                 return True
+        self.drop(sandbox)
         return False
 
     async def _take_over_pod(
         self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]
     ) -> None:
-        stored = await self.stored.ids()
-        for container in living:
-            if container.id not in stored and (container.running or orphans.was_started(container)):
-                await self._end_orphan(sandbox, container)
-        await shield_until_done(self.start(sandbox))  # a cancelled fork would leave a shim
+        # A shim that has failed to take over a process serves other pods, so it is tried again.
+        if self._connection(sandbox) is None:
+            await self._end_rest_of_shim(sandbox)
+            await shield_until_done(self.start(sandbox))  # a cancelled fork would leave a shim
         client = self._still_connected(sandbox)
+        stored = await self.stored.ids()
         if sandbox.id in stored:
-            await self._take_over_pause(sandbox, client)
+            with contextlib.suppress(AlreadyExists):  # taken over by an earlier attempt
+                await self._take_over_pause(sandbox, client)
         for container in living:
             if container.id in stored:
                 lost = [one for one in sessions if one.container == container.id]
-                stdin = self._stdins.pop(container)
-                try:
-                    await client.take_over_container(
-                        container.id, lost, stdin, stdin_once=container.config.stdin_once
-                    )
-                finally:
-                    close_all(stdin)
+                with contextlib.suppress(AlreadyExists):
+                    await self._take_over_container(container, client, lost)
+            elif container.running or orphans.was_started(container):
+                await self._end_orphan(sandbox, container)
         self._apply_state(sandbox, await client.state())
         await self._write_move(sandbox)
         self._still_connected(sandbox)
@@ -330,6 +328,15 @@ class Shims:
     async def _take_over_pause(self, sandbox: Sandbox, client: ShimClient) -> None:
         path = await client.take_over_pause()
         sandbox.netns_path = path_after_take_over(sandbox.netns_path, path or "")
+
+    async def _take_over_container(
+        self, container: Container, client: ShimClient, sessions: Sequence[ExecSession]
+    ) -> None:
+        stdin, once = self._stdins.pop(container), container.config.stdin_once
+        try:
+            await client.take_over_container(container.id, sessions, stdin, stdin_once=once)
+        finally:
+            close_all(stdin)
 
     async def _take_over_rest(
         self, sandbox: Sandbox, client: ShimClient, state: messages.PodState

@@ -4,7 +4,7 @@ of the file never stops the reading of the container's output.
 When a write fails, for example on a full disk, the beginning of a line that was written is cut off
 again. So the file always ends with a whole line. A bounded number of lines waits in memory for the
 next attempt. Further lines are dropped and counted. When there is room again, a line says how many
-bytes were lost.
+bytes were lost. Lines of a file that cannot be opened wait in the same way.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LogFile:
-    """An open log. Without a path it discards all lines."""
+    """A log, which `open` or the first line opens. Without a path it discards all lines."""
 
-    __slots__ = ("_fd", "_on_waiting", "_pending", "_reason", "directory", "dropped_bytes", "path")
+    __slots__ = (
+        "_closed",
+        "_fd",
+        "_on_waiting",
+        "_pending",
+        "_reason",
+        "directory",
+        "dropped_bytes",
+        "path",
+    )
 
     def __init__(
         self, path: str | None, on_waiting: Callable[[], None] | None = None, directory: str = ""
     ) -> None:
-        """Open `path` for appending; a missing file and its missing folders are made. Raises
-        KernelError.
+        """Prepare to append to `path`; a missing file and its missing folders will be made.
 
         - `on_waiting()`: is called when lines could not be written. The caller must then call
           `retry` from time to time.
@@ -45,17 +53,17 @@ class LogFile:
         self.dropped_bytes = 0
         self._pending = bytearray()
         self._reason = ""
-        self._fd = -1 if path is None else open_log(path, directory)
+        self._fd, self._closed = -1, path is None
 
     @property
     def waiting(self) -> bool:
         """Return whether there are lines that `retry` should write, because they could not be
         written yet."""
-        return bool(self._pending or self.dropped_bytes) and self._fd >= 0
+        return bool(self._pending or self.dropped_bytes) and not self._closed
 
     def write(self, records: bytes) -> None:
         """Append whole log lines."""
-        if self._fd < 0 or not records:
+        if self._closed or not records:
             return
         if self.waiting and not self.retry():
             self._store_pending(records)
@@ -66,7 +74,7 @@ class LogFile:
 
     def retry(self) -> bool:
         """Write the waiting log lines; return whether all are written."""
-        if self._fd < 0:
+        if self._closed:
             return True
         if self._pending:
             del self._pending[: self._append(self._pending)]
@@ -76,32 +84,36 @@ class LogFile:
                 self.dropped_bytes = 0
         return not self.waiting
 
-    def reopen(self) -> None:
-        """Open the log's path anew and write there from now on. If that fails, raise KernelError,
-        and continue to write to the old file."""
+    def open(self) -> None:
+        """Open the log's path, anew if it is open, and write there from now on. If that fails,
+        raise KernelError; lines then still go to the old file, or wait if there is none."""
         if self.path is None:
             return
         fresh = open_log(self.path, self.directory)
-        self.close()
+        if self._fd >= 0:
+            os.close(self._fd)
         self._fd = fresh
         if self.waiting:
             self.retry()
 
     def close(self) -> None:
-        """Close the file. Lines that wait stay in memory; `reopen` opens a file for them."""
+        """Close the file for good. Lines that wait are lost."""
         if self._fd >= 0:
             os.close(self._fd)
-            self._fd = -1
+        self._fd, self._closed = -1, True
 
     def _append(self, records: bytes | bytearray) -> int:
         """Append lines; return how many bytes of whole lines were written."""
         written = 0
         try:
+            if self._fd < 0:
+                assert self.path is not None
+                self._fd = open_log(self.path, self.directory)
             with memoryview(records) as view:
                 while written < len(records):
                     written += os.write(self._fd, view[written:])
-        except OSError as error:
-            self._reason = error.strerror or "write failed"
+        except (KernelError, OSError) as error:
+            self._reason = os.strerror(error.errno or 0)
         if written == len(records):
             return written
         whole = records.rfind(b"\n", 0, written) + 1

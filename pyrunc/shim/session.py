@@ -18,7 +18,7 @@ import signal
 import time
 
 from pyrunc import atomic_file
-from pyrunc.errors import Error, WrongState, to_error
+from pyrunc.errors import Error, KernelError, WrongState, to_error
 from pyrunc.kernel import terminal
 from pyrunc.kernel.fd import close_all, closing_fd, duplicates
 from pyrunc.kernel.pipe import unread_bytes
@@ -90,6 +90,7 @@ class SupervisedContainer:
         """Open the log at `path`. Must be called before the first output. `directory`: the pod's
         log folder. Raises KernelError."""
         self._log = LogFile(path, on_waiting=self._retry_log_later, directory=directory)
+        self._log.open()
 
     def started(
         self, process: StartedProcess, streams: ProcessPipes, *, stdin: bool, once: bool
@@ -130,7 +131,10 @@ class SupervisedContainer:
         - `once`: close stdin when the first client's input ends, unless stdin is a terminal
         """
         process = StartedProcess.from_stored(record, fds)
-        self.open_log(record.log_path, record.log_directory)
+        try:
+            self.open_log(record.log_path, record.log_directory)
+        except KernelError as error:  # its lines wait, as when they cannot be written
+            warn(f"container {self.id}: {error}")
         terminal_input = -1
         if record.stdin and process.console_fd is not None:
             # Before `_take`: when this fails, the caller closes `fds`, which must not be watched.
@@ -288,7 +292,7 @@ class SupervisedContainer:
 
     def reopen_log(self) -> None:
         """Open the container's log file anew, after kubelet has renamed it. Raises KernelError."""
-        self._log.reopen()
+        self._log.open()
 
     @property
     def has_poststop(self) -> bool:

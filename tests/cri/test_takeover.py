@@ -9,6 +9,7 @@ import itertools
 import json
 import os
 import random
+import re
 import signal
 import threading
 import time
@@ -384,6 +385,42 @@ def test_a_full_disk_ends_no_pod() -> None:
             info = verbose_info(server, pod)
             assert info["shimPid"] == shim and info["netns"] == f"{server.names}/{pod}"
         assert server.status(container).state == api.CONTAINER_RUNNING
+        server.remove_all()
+        nothing_left(server)
+
+
+def test_a_log_that_cannot_be_opened_ends_no_container(server: Server) -> None:
+    """The log folder is a link, which the shim does not follow. Output waits for the folder."""
+    pod = server.run_pod()
+    container = server.launch(pod, server.container_config(at_the_end("")))
+    server.wait_logged(container, "ready")
+    folder = Path(server.status(container).log_path).parent
+    moved = folder.rename(folder.with_name("moved"))
+    folder.symlink_to(moved)
+    lose_shim(server, pod)
+    server.output(container, "sh", "-c", "echo later >/proc/1/fd/1")
+    folder.unlink()
+    moved.rename(folder)
+    server.wait_logged(container, "later")
+    assert server.log_lines(container) == ["ready", "later"]
+    assert server.status(container).state == api.CONTAINER_RUNNING
+    server.remove_all()
+    nothing_left(server)
+
+
+def test_a_failed_takeover_ends_no_other_shim() -> None:
+    """The keeper has a malformed entry of a container. Another attempt uses the same new shim."""
+    with Server(settings={"shims": {"count": 1}}) as server:
+        server.load_image()
+        pod = server.run_pod()
+        container = server.launch(pod)
+        keeper = Keeper(server.state)
+        keeper.put(f"container/{container}", b"{}")
+        os.kill(shim_pid(server, pod), signal.SIGKILL)
+        failed = f"sandbox {pod}: another shim failed to take over"
+        assert wait_until(lambda: server.tail(1000).count(failed) == 2, 30), server.tail()
+        assert len(re.findall(r": shim \d+ has ended", server.tail(1000))) == 1
+        keeper.close()
         server.remove_all()
         nothing_left(server)
 

@@ -49,7 +49,7 @@ def test_missing_folders_are_made_and_the_log_is_appended_to(tmp_path: Path) -> 
 def test_a_log_without_a_path_discards_all_records() -> None:
     log = LogFile(None)
     log.write(LINE)
-    log.reopen()
+    log.open()
     log.close()
     assert not log.waiting
 
@@ -57,7 +57,7 @@ def test_a_log_without_a_path_discards_all_records() -> None:
 def test_a_path_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(KernelError, match="the container's log"):
-        LogFile(str(tmp_path / "file" / "0.log"))
+        LogFile(str(tmp_path / "file" / "0.log")).open()
 
 
 def test_a_record_written_in_part_is_cut_off_and_written_again_later(
@@ -103,7 +103,7 @@ def test_waiting_records_are_written_to_the_reopened_file(tmp_path: Path, limite
     log.write(LINE * 2)
     path.rename(tmp_path / "0.log.1")
     room_again()
-    log.reopen()
+    log.open()
     log.close()
     assert (tmp_path / "0.log.1").read_bytes() == LINE
     assert path.read_bytes() == LINE
@@ -112,10 +112,11 @@ def test_waiting_records_are_written_to_the_reopened_file(tmp_path: Path, limite
 def test_a_failed_reopen_keeps_the_old_file(tmp_path: Path) -> None:
     folder = tmp_path / "logs"
     log = LogFile(str(folder / "0.log"))
+    log.open()
     os.rename(folder, tmp_path / "away")
     folder.write_text("in the way")
     with pytest.raises(KernelError):
-        log.reopen()
+        log.open()
     log.write(LINE)
     log.close()
     assert (tmp_path / "away" / "0.log").read_bytes() == LINE
