@@ -18,7 +18,7 @@ from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.fd import closing_fd, read_file
-from pyrunc.kernel.path import clean, open_in_root
+from pyrunc.kernel.path import clean, open_in_root, resolve
 from pyrunc.plan.devices import DEFAULT
 from pyrunc.plan.mounts import is_bind
 from pyrunc.spec.parse import parse
@@ -246,9 +246,14 @@ def _external_resources(state: State) -> Fields:
     """Return the options for the mounts and namespaces that CRIU must not save."""
     spec = parse(state.config())
     _refuse_mounts(spec)
-    fields: FieldList = [external_mount(place, place) for place in bind_destinations(spec)]
+    with closing_fd(
+        os.open(f"/proc/{state.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    ) as root:
+        binds = bind_mounts(spec, state.bundle, root)
+        masked = masked_files(spec.linux, root)
+    fields: FieldList = [external_mount(place, place) for place, _ in binds]
     # All get one name, so that a restore has to give a single /dev/null for them.
-    fields += [external_mount(path, NULL) for path in masked_files(spec.linux, state.pid)]
+    fields += [external_mount(path, NULL) for path in masked]
     for kind, name, key in (("network", "net", NETWORK_KEY), ("pid", "pid", PID_KEY)):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:
@@ -279,12 +284,26 @@ def _refuse_mounts(spec: Spec) -> None:
             )
 
 
-def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
-    """Return (destination, source) of each bind mount from the host. In a user namespace these
-    include device files."""
+def mount_points(spec: Spec, root: int) -> list[str]:
+    """Return the mount point of each mount in `spec.mounts`: its destination without the symbolic
+    links of the root, by which CRIU knows it. `root`: the root's descriptor, with or without its
+    mounts. Raises KernelError."""
+    places: list[str] = []
+    for mount in spec.mounts:
+        place = clean(mount.destination)
+        # Inside another mount, links of the root have no effect.
+        if not any(place.startswith(above + "/") for above in places):
+            place = resolve(root, place)
+        places.append(place)
+    return places
+
+
+def bind_mounts(spec: Spec, bundle: str, root: int) -> list[tuple[str, str]]:
+    """Return (mount point, source) of each bind mount from the host. In a user namespace these
+    include device files. `root` and errors are those of `mount_points`."""
     sources = {
-        clean(mount.destination): os.path.join(bundle, mount.source)
-        for mount in spec.mounts
+        place: os.path.join(bundle, mount.source)
+        for place, mount in zip(mount_points(spec, root), spec.mounts, strict=True)
         if is_bind(mount)
     }
     # There device files are binds of the host's, because mknod(2) is refused (`plan.devices`).
@@ -294,26 +313,19 @@ def bind_mounts(spec: Spec, bundle: str) -> list[tuple[str, str]]:
     return list(sources.items())
 
 
-def bind_destinations(spec: Spec) -> list[str]:
-    """Return the destinations of `bind_mounts`."""
-    return [place for place, _ in bind_mounts(spec, "")]
-
-
-def masked_files(linux: Linux, pid: int) -> list[str]:
-    """Return the masked paths on which /dev/null is mounted: those that exist in the root of the
-    process `pid` and are not folders. Symbolic links are resolved in that root."""
+def masked_files(linux: Linux, root: int) -> list[str]:
+    """Return the mount points of /dev/null: the masked paths, without their symbolic links, that
+    exist in the root and are not folders. `root`: the descriptor of a process's root."""
     masked = []
-    with closing_fd(
-        os.open(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    ) as root:
-        for path in dict.fromkeys(map(clean, linux.masked_paths)):
-            try:
-                descriptor = open_in_root(root, path)
-            except KernelError:
-                continue
-            if not S_ISDIR(os.fstat(descriptor).st_mode):
-                masked.append(path)
-            os.close(descriptor)
+    for path in dict.fromkeys(map(clean, linux.masked_paths)):
+        try:
+            place = resolve(root, path)
+            descriptor = open_in_root(root, place)
+        except KernelError:
+            continue
+        if not S_ISDIR(os.fstat(descriptor).st_mode):
+            masked.append(place)
+        os.close(descriptor)
     return masked
 
 

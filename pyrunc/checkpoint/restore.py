@@ -22,7 +22,7 @@ from pyrunc.kernel import mount as kernel_mount
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.namespace import open_namespace, unshare
-from pyrunc.kernel.path import clean, components, open_beneath, resolve
+from pyrunc.kernel.path import components, open_beneath
 from pyrunc.launch.run import ChildProcess
 from pyrunc.spec.model import KERNEL_NAMES
 from pyrunc.spec.value import Value
@@ -85,7 +85,7 @@ def restore(
         descriptors.take("work", dumps.open_folder(work_path))
         _open_namespaces(bundle.spec, descriptors)
         # CRIU makes no mount points, and an unpacked image need not have them.
-        _make_mount_points(bundle.spec, state.bundle, state.rootfs)
+        binds = _make_mount_points(bundle.spec, state.bundle, state.rootfs)
         group = _open_group(state, bundle.spec, create_options, undo)
         notifications = _Notifications(state, bundle.spec, create_options, group, undo)
         try:
@@ -99,7 +99,7 @@ def restore(
                     # be moved.
                     group.attach(session.pid)
                 options = _criu_options(
-                    state, bundle.spec, choices, streams, descriptors, session.pid
+                    state, bundle.spec, choices, streams, binds, descriptors, session.pid
                 )
                 session.request(criu.RESTORE, [*options, *labels.fields()], notifications)
         except PeerError as error:
@@ -212,23 +212,24 @@ def _mount_root(rootfs: str) -> None:
     kernel_mount.mount(rootfs, rootfs, None, MS_BIND | MS_REC)
 
 
-def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> None:
+def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> list[tuple[str, str]]:
     """Create the folders and files on which CRIU mounts. A mount point inside another mount is left
-    out, because CRIU restores it with that mount."""
+    out, because CRIU restores it with that mount. Returns the bind mounts as `bind_mounts`."""
     with closing_fd(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         mounted: list[str] = []
-        sources = dict(dumps.bind_mounts(spec, bundle))
-        for mount in spec.mounts:
-            place = clean(mount.destination)
+        binds = dumps.bind_mounts(spec, bundle, root)
+        sources = dict(binds)
+        for place in dumps.mount_points(spec, root):
             if not any(place.startswith(above + "/") for above in mounted):
                 _make_mount_point(
                     root, place, place in sources and not os.path.isdir(sources[place])
                 )
                 mounted.append(place)
+    return binds
 
 
 def _make_mount_point(root: int, place: str, is_file: bool) -> None:
-    names = components(resolve(root, place))
+    names = components(place)
     # Name by name beneath the root: the image's links were resolved before, and must not change
     # meanwhile.
     current = os.dup(root)
@@ -258,6 +259,7 @@ def _criu_options(
     spec: Spec,
     choices: CriuOptions,
     streams: Sequence[str],
+    binds: Sequence[tuple[str, str]],
     descriptors: NamedDescriptors,
     criu_pid: int,
 ) -> FieldList:
@@ -271,10 +273,7 @@ def _criu_options(
         (criu.NOTIFY_SCRIPTS, True),
         *choices.fields(),
         *dumps.configuration_file(state),
-        *(
-            dumps.external_mount(place, source)
-            for place, source in dumps.bind_mounts(spec, state.bundle)
-        ),
+        *(dumps.external_mount(place, source) for place, source in binds),
         dumps.external_mount(dumps.NULL, dumps.NULL),
     ]
     for entry in spec.linux.namespaces:

@@ -161,4 +161,8 @@ def test_masked_paths_are_looked_up_in_the_container(
     (rootfs / "file").write_text("")
     box: Box = runtime.box("sleep", "60").up()
     paths = ("/data/passwd", "/file", "/folder", "/missing")
-    assert masked_files(Linux(masked_paths=paths), box.pid) == ["/file"]
+    root = os.open(f"/proc/{box.pid}/root", os.O_PATH)
+    try:
+        assert masked_files(Linux(masked_paths=paths), root) == ["/file"]
+    finally:
+        os.close(root)

@@ -142,6 +142,31 @@ def test_the_pid_file_and_mounts_are_restored(counting: Container) -> None:
     counting.wait("stopped")
 
 
+def test_mounts_at_links_of_the_image_are_restored(container: Container) -> None:
+    source = container.folder / "secrets"
+    source.mkdir()
+
+    def change(config: dict[str, Any]) -> None:
+        bind = {"destination": "/var/run/secrets", "type": "bind", "source": str(source)}
+        config["mounts"].append({**bind, "options": ["rbind", "ro"]})
+
+    container.make("sh", "-c", COUNT, change=change, maskedPaths=["/masked"])
+    root = container.bundle / "rootfs"
+    for name in ("run", "var"):
+        (root / name).mkdir(exist_ok=True)
+    (root / "var/run").symlink_to("/run")
+    (root / "file").write_text("content")
+    (root / "masked").symlink_to("file")
+    container.run()
+    wait_beyond(container, 2)
+    container.pyrunc("checkpoint", *images(container), container.id)
+    (source / "token").touch()
+    at_dump = count(container)
+    restore(container)
+    wait_beyond(container, at_dump)
+    assert container.sh("ls /var/run/secrets; cat /file").stdout.split() == ["token"]
+
+
 def test_leave_running_keeps_the_container_running(container: Container) -> None:
     container.make("sh", "-c", COUNT)
     container.run()

@@ -1,0 +1,82 @@
+"""The mounts that `checkpoint` and `restore` name to CRIU, seen by a program in its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pyrunc.checkpoint.checkpoint import external_mount
+from pyrunc.checkpoint.criu import message
+from tests.support import bundle
+from tests.system.harness import Box, Runtime
+
+DESTINATIONS = ("/var/run/secrets", "/data", "/data/link", "/etc/resolv.conf")
+
+
+@pytest.fixture
+def request_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the file that gets the request of `checkpoint` or `restore`, which then fails."""
+    file, program = tmp_path / "request", tmp_path / "programs/criu"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\nexec dd bs=1M count=1 of={file} <&3 2>/dev/null\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return file
+
+
+@pytest.fixture
+def box(runtime: Runtime, tmp_path: Path) -> Box:
+    """Make a container with mounts at links of its image."""
+    if not runtime.is_pyrunc:
+        pytest.skip("our requests")
+    root = bundle.make_root(tmp_path / "root")
+    for folder in ("run", "var", "data"):
+        (root / folder).mkdir()
+    (root / "var/run").symlink_to("/run")
+    (root / "data/link").symlink_to("/run")
+    (root / "etc/resolv.conf").symlink_to("../run/resolv")
+    (root / "secret").write_text("")
+    (root / "masked").symlink_to("secret")
+
+    def change(config: dict[str, Any]) -> None:
+        config["root"]["path"] = str(root)
+        for number, place in enumerate(DESTINATIONS):
+            source = tmp_path / str(number)
+            if place == "/etc/resolv.conf":
+                source.touch()
+            else:
+                source.mkdir()
+            mount = {"destination": place, "type": "bind", "source": str(source)}
+            config["mounts"].append({**mount, "options": ["rbind"]})
+
+    return runtime.box("sleep", "60", change=change, maskedPaths=["/masked"])
+
+
+def test_a_mount_at_a_link_has_the_same_key_in_dump_and_restore(
+    runtime: Runtime, box: Box, request_file: Path, tmp_path: Path
+) -> None:
+    box.up()
+    lines = Path(f"/proc/{box.pid}/mountinfo").read_text().splitlines()
+    mount_points = [line.split()[4] for line in lines]
+    # The link /data/link is covered by the mount at /data.
+    keys = ["/run/secrets", "/data", "/data/link", "/run/resolv"]
+    assert set(keys) < set(mount_points)
+    images = tmp_path / "images"
+    runtime("checkpoint", "--image-path", str(images), box.id).fails("criu")
+    dump = request_file.read_bytes()
+    for key in keys:
+        assert message([external_mount(key, key)]) in dump
+    assert "/secret" in mount_points
+    assert message([external_mount("/secret", "/dev/null")]) in dump
+
+    box.delete("--force").ok()
+    (images / "inventory.img").write_bytes(b"any")
+    runtime("restore", "--bundle", str(box.folder), "--image-path", str(images), box.id).fails(
+        "criu"
+    )
+    restore = request_file.read_bytes()
+    for number, key in enumerate(keys):
+        assert message([external_mount(key, str(tmp_path / str(number)))]) in restore
