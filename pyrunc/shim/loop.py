@@ -79,6 +79,20 @@ class EventLoop:
         heapq.heappush(self._timers, timer)
         return timer
 
+    def spread(
+        self, steps: Generator[None, None, None], on_end: Callable[[Exception | None], None]
+    ) -> None:
+        """Run a step of `steps` now and one in each further turn, then call `on_end` with their
+        error, or with None."""
+        try:
+            next(steps)
+        except StopIteration:
+            on_end(None)
+        except Exception as error:
+            on_end(error)
+        else:
+            self.after(0, lambda: self.spread(steps, on_end))
+
     def stop(self) -> None:
         """Leave `run` after the current round."""
         self._stopped = True
@@ -98,7 +112,8 @@ class EventLoop:
             handler = self._handlers.get(fd)
             if handler is not None:
                 _guarded(handler, events)
-        while self._timers and self._timers[0].at <= time.monotonic():
+        now = time.monotonic()  # read once: a timer that is set meanwhile belongs to the next turn
+        while self._timers and self._timers[0].at <= now:
             function = heapq.heappop(self._timers).function
             if function is not None:
                 _guarded(function)

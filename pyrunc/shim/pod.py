@@ -388,7 +388,7 @@ class ShimPod:
         self._reaper.expect_other(process, container.ended)
         # Last, because it reads /proc for each process of the container; the exit is watched by
         # then.
-        container.kill_sessions(request.sessions)
+        self.loop.spread(container.kill_sessions(request.sessions), _warn_of)
 
     def _take_back(self, prepared: Prepared | None) -> None:
         """Close the descriptors and remove the cgroup that a fork has prepared for a process whose
@@ -526,6 +526,8 @@ class ShimPod:
                 return
             streams.close_theirs()
             session.started(started)
+            if session.killed:
+                self._kill_session(session)
             answer.send_within(request.exit_within_ms if only_output else 0)
             self._reaper.expect(
                 started.pid, lambda ended: self._exec_exited(session, answer, ended)
@@ -553,19 +555,30 @@ class ShimPod:
             del self._execs[session.id]
 
     def _kill_exec(self, call: ShimCall, request: messages.KillExec) -> None:
+        def killed(error: Exception | None) -> None:
+            if error is None:
+                call.answer()
+            else:
+                call.fail(error)
+
         session = self._execs.get(request.exec)
-        if session:
-            session.kill()
-        call.answer()
+        if session is None:
+            call.answer()
+        else:
+            self.loop.spread(session.kill(), killed)
 
     def _kill_execs_of(self, connection: ClientConnection) -> None:
         """Kill the exec sessions of a client that has disconnected."""
         for session in list(self._execs.values()):
             if session.owner is connection:
-                try:
-                    session.kill()
-                except (Error, OSError) as error:
-                    warn(f"cannot kill exec session {session.id}: {error}")
+                self._kill_session(session)
+
+    def _kill_session(self, session: SupervisedExec) -> None:
+        def killed(error: Exception | None) -> None:
+            if error is not None:
+                warn(f"cannot kill exec session {session.id}: {error}")
+
+        self.loop.spread(session.kill(), killed)
 
     # -- the whole
 

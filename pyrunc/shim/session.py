@@ -32,7 +32,7 @@ from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Generator, Mapping, Sequence
 
     from pyrunc.cgroups.group import Cgroup
     from pyrunc.shim.loop import EventLoop, LaunchSteps, Timer
@@ -146,19 +146,21 @@ class SupervisedContainer:
             self.input = InputStream(self._loop, stdin[0], once)
         return process
 
-    def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> None:
-        """Kill the exec sessions of a lost shim. `leaders`: pid and start time of the first process
-        of each session that the server knows.
+    def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> Generator[None, None, None]:
+        """Kill the exec sessions of a lost shim, in short steps. `leaders`: pid and start time of
+        the first process of each session that the server knows.
 
         Also kills the sessions in the container's process tree, because the server knows none if it
         was killed as well.
         """
+        # In the first step, because later new sessions are being started.
+        sessions = tree.orphaned_sessions(self.pid, self.processes())
         for pid, start_time in leaders:
             leader = tree.stat(pid)
             if leader is not None and leader.start_time == start_time:
-                tree.kill_session(pid, False, self.processes)
-        for pid in tree.orphaned_sessions(self.pid, self.processes()):
-            tree.kill_session(pid, False, self.processes)
+                sessions[pid] = start_time
+        for pid, start_time in sessions.items():
+            yield from tree.kill_session(pid, start_time, self.processes)
 
     def _take(
         self, process: StartedProcess, started_at_ns: int, outputs: Mapping[str, int]
@@ -313,8 +315,9 @@ class SupervisedContainer:
         return self._process.open_pidfd()
 
     def processes(self) -> list[int]:
-        """Return the pids of all processes, in the shim's pid namespace."""
-        return self.group.processes() if self._process else []
+        """Return the pids of all processes, in the shim's pid namespace. [] after the exit, because
+        the cgroup may be gone."""
+        return self.group.processes() if self.running else []
 
     def exited(self) -> Exit:
         """Return the container's exit. Raises WrongState if there is none yet."""
@@ -550,25 +553,26 @@ class SupervisedExec:
     ) -> None:
         self.id, self.container, self.owner = exec_id, container, owner
         self.starting: Worker | LaunchSteps | None = None
-        self.pid = 0
+        self.pid = self._start_time = 0
         self.exited = False
-        self._killed = False
+        self.killed = False
         self._console_fd: int | None = None
 
     def started(self, process: StartedProcess) -> None:
-        """Take over the process that was started. Kill it if the session was killed meanwhile."""
-        self.pid, self._console_fd, self.starting = process.pid, process.console_fd, None
-        if self._killed:
-            self.kill()
+        """Take over the process that was started. The caller must kill it if the session was
+        `killed` meanwhile."""
+        self.pid, self._start_time = process.pid, process.start_time
+        self._console_fd, self.starting = process.console_fd, None
 
-    def kill(self) -> None:
-        """Kill the process and all its descendants. An unfinished start is aborted."""
-        self._killed = True
+    def kill(self) -> Generator[None, None, None]:
+        """Kill the process and all its descendants, in short steps. An unfinished start is
+        aborted."""
+        self.killed = True
         if not self.pid:
             if self.starting:
                 self.starting.kill()
         elif self.container.running:
-            tree.kill_session(self.pid, self.exited, self._processes)
+            yield from tree.kill_session(self.pid, self._start_time, self._processes)
         elif not self.exited:
             # The container's cgroup may be gone, so the session's tree cannot be listed any more.
             os.kill(self.pid, signal.SIGKILL)  # our child, not reaped

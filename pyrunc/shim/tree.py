@@ -26,17 +26,20 @@ from pyrunc.kernel.process import stat as stat
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 
 MOST_ROUNDS = 1000
+READS_PER_STEP = 100  # 2 ms
 
 
-def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int]]) -> int:
-    """Kill the session of `leader` and all descendants of its members; return how many processes
-    got the signal. Raises Error if new processes appear faster than they can be killed.
+def kill_session(
+    leader: int, start_time: int, processes: Callable[[], Sequence[int]]
+) -> Generator[None, None, None]:
+    """Kill the session of `leader` and all descendants of its members, in short steps. Raises Error
+    if new processes appear faster than they can be killed.
 
-    - `reaped`: the leader was reaped already. If a process has the leader's pid again, nothing is
-      killed: the kernel reuses the pid only after the session's last member has ended.
+    - `start_time`: the leader's. If another process has the leader's pid, nothing is killed: the
+      kernel reuses the pid only after the session's last member has ended.
     - `processes()`: lists the container's processes anew
 
     The leader is killed first, so that it does not see its children die.
@@ -44,41 +47,59 @@ def kill_session(leader: int, reaped: bool, processes: Callable[[], Iterable[int
     # pid -> start time: a process that was killed is still listed for a moment
     done: dict[int, int] = {}
     for _ in range(MOST_ROUNDS):
-        killed = 0
-        members = _members(leader, processes(), set(done))
+        statuses: dict[int, Stat] = {}
+        for pids in _portions(processes()):
+            statuses |= _statuses(pids)
+            yield
         # A number is free again only when no task has it as its session (kernel/pid.c,
-        # __change_pid), so a living process of this number proves that no member is left.
-        if reaped and stat(leader):  # looked up after the list was made
-            return len(done)
+        # __change_pid), so another process of this number proves that no member is left.
+        present = stat(leader)  # looked up after the list was made
+        if present is not None and present.start_time != start_time:
+            return
+        members = [
+            pid
+            for pid in _members(leader, statuses, done)
+            if statuses[pid].start_time != done.get(pid)
+        ]
+        killed = False
         # A shell that waits for its children would otherwise end with code 0 before its turn.
-        for pid, status in sorted(members.items(), key=lambda member: member[0] != leader):
-            if done.get(pid) != status.start_time and _kill(pid, status.start_time):
-                done[pid] = status.start_time
-                killed += 1
+        for pids in _portions(sorted(members, key=lambda pid: pid != leader)):
+            for pid in pids:
+                if _kill(pid, statuses[pid].start_time):
+                    done[pid] = statuses[pid].start_time
+                    killed = True
+            yield
         if not killed:
-            return len(done)
+            return
     raise Error(f"processes of the session of {leader} appear faster than they can be killed")
 
 
-def orphaned_sessions(first: int, processes: Iterable[int]) -> list[int]:
-    """Return the pids of the leaders of exec sessions whose shim was lost.
+def orphaned_sessions(first: int, processes: Iterable[int]) -> dict[int, int]:
+    """Return pid -> start time of the leaders of exec sessions whose shim was lost.
 
     - `first`: the container's first process
     - `processes`: all pids of the container
 
     A leader's parent is outside the container's pid namespace and is not this shim. In the host's
-    pid namespace every orphan has such a parent, so the result is then [].
+    pid namespace every orphan has such a parent, so the result is then empty.
     """
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
-        return []
-    parents = {pid: status.parent for pid, status in _statuses(processes).items() if pid != first}
-    return [
-        pid
-        for pid, parent in parents.items()
+        return {}
+    return {
+        pid: status.start_time
+        for pid, status in _statuses(processes).items()
         # 0: the parent is outside this shim's pid namespace.
-        if parent not in (0, os.getpid()) and _pid_namespace(parent) == own
-    ]
+        if pid != first
+        and status.parent not in (0, os.getpid())
+        and _pid_namespace(status.parent) == own
+    }
+
+
+def _portions(pids: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield the pids in lists of READS_PER_STEP."""
+    for start in range(0, len(pids), READS_PER_STEP):
+        yield pids[start : start + READS_PER_STEP]
 
 
 def _statuses(pids: Iterable[int]) -> dict[int, Stat]:
@@ -94,21 +115,25 @@ def _pid_namespace(pid: int) -> str:
         return ""
 
 
-def _members(leader: int, pids: Iterable[int], killed: set[int]) -> dict[int, Stat]:
-    """Return the living processes of `pids` that are members of the session: processes in it,
+def _members(leader: int, statuses: Mapping[int, Stat], killed: Iterable[int]) -> list[int]:
+    """Return the living processes of `statuses` that are members of the session: processes in it,
     children of members, and processes in another session whose leader is a member.
 
     Killed processes count as members, because a child that they made in their last moment has
     another parent by now.
     """
-    statuses = _statuses(pids)
-    members = {leader} | killed
-    while (
-        more := {p for p, f in statuses.items() if f.parent in members or f.session in members}
-        - members
-    ):
-        members |= more
-    return {pid: statuses[pid] for pid in members if pid in statuses and statuses[pid].alive}
+    below: dict[int, list[int]] = {}
+    for pid, status in statuses.items():
+        below.setdefault(status.parent, []).append(pid)
+        below.setdefault(status.session, []).append(pid)
+    members: set[int] = set()
+    unseen = [leader, *killed]
+    while unseen:
+        pid = unseen.pop()
+        if pid not in members:
+            members.add(pid)
+            unseen += below.get(pid, ())
+    return [pid for pid in members if pid in statuses and statuses[pid].alive]
 
 
 def _kill(pid: int, start_time: int) -> bool:

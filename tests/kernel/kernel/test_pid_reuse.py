@@ -21,7 +21,7 @@ from pyrunc.cgroups.group import Cgroup
 from pyrunc.kernel import cgroup as tree
 from pyrunc.kernel.call import address, buffer, raw
 from pyrunc.kernel.process import alive_since
-from pyrunc.shim.tree import kill_session
+from pyrunc.shim.tree import kill_session, stat
 from pyrunc.zygote import descendants
 from tests.kernel.shim.pod import TestPod
 from tests.support.processes import wait_until
@@ -83,8 +83,11 @@ def test_members_of_a_session_outlive_its_leader() -> None:
     ) as leader:
         assert leader.stdout is not None
         member = int(leader.stdout.readline())
+        status = stat(leader.pid)
         leader.wait()
-        assert kill_session(leader.pid, True, lambda: [member]) == 1
+        assert status is not None
+        for _ in kill_session(leader.pid, status.start_time, lambda: [member]):
+            pass
         assert wait_until(lambda: not alive_since(member), 30)
 
 
