@@ -88,9 +88,9 @@ async def load_checkpoint(
     return await asyncio.to_thread(read.read, str(services.paths.restore_folder(identifier)))
 
 
-def holds_checkpoint(annotations: Mapping[str, object]) -> bool:
-    """Return whether a manifest with these annotations describes a checkpoint."""
-    return any(name in annotations for name in names.ANNOTATIONS)
+def holds_checkpoint(annotations: frozenset[str]) -> bool:
+    """Return whether a manifest with annotations of these names describes a checkpoint."""
+    return not annotations.isdisjoint(names.ANNOTATIONS)
 
 
 def _open_archive(path: str) -> int:

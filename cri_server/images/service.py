@@ -10,7 +10,7 @@ import json
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -277,9 +277,9 @@ class ImageService:
 
     def annotations(
         self, image_id: str, references: Sequence[str] = ()
-    ) -> builtins.list[Mapping[str, object]]:
-        """Return the annotations of the image's manifests, one mapping for each manifest. Manifests
-        of several repositories may lead to one image.
+    ) -> builtins.list[frozenset[str]]:
+        """Return the names of the annotations of the image's manifests, one set for each manifest.
+        Manifests of several repositories may lead to one image.
 
         With `references`, return only the manifest that the first usable one leads to. A reference
         is usable if it names the image, or if the image has a name in the reference's repository.
@@ -287,7 +287,7 @@ class ImageService:
         another manifest of the image, with annotations of their choice. Raises NotFound.
         """
         contents = self._store.catalog.contents(image_id, references)
-        return [content.manifest.annotations or {} for content in contents]
+        return [content.manifest.annotations for content in contents]
 
     def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
         """Return two names of the image: one with a tag (with a digest if there is no tag), and one

@@ -285,7 +285,7 @@ def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Arch
         if manifest is None:
             continue
         config = _config(archive, manifest)
-        target = Descriptor(descriptor.media_type, descriptor.digest, descriptor.size)
+        target = descriptor.plain()
         images.setdefault(target, ArchivedImage(target, manifest, config, []))
         names.setdefault(target, []).extend(
             [*_annotated(descriptor), *tags.pop(manifest.config.digest, [])]

@@ -28,6 +28,9 @@ LIMIT_BYTES = 4 << 20
 LAYERS_LIMIT = 500
 INDEX_ENTRIES_LIMIT = 1000
 DEPTH_LIMIT = 4
+# Of a manifest's annotations, and of all lists and maps in a configuration together. All of them
+# stay in memory while the image is stored.
+ENTRIES_LIMIT = 10_000
 BLOB_LIMIT_BYTES = 64 << 30
 
 OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -86,6 +89,10 @@ class Descriptor(
     platform: Platform | None = None
     annotations: dict[str, str] | None = None
 
+    def plain(self) -> Descriptor:
+        """Return the descriptor without platform and annotations."""
+        return Descriptor(self.media_type, self.digest, self.size)
+
     def check(self, what: str) -> None:
         """Check digest and size. `what`: the descriptor's name in an error. Raises BadManifest."""
         if not is_digest(self.digest):
@@ -98,13 +105,13 @@ class Descriptor(
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """An image's configuration and layers, bottom first. `others`: entries of the layer list that
-    are not file systems, such as WebAssembly, attestations and signatures; they are neither
-    fetched nor stored."""
+    """An image's configuration and layers, bottom first. `annotations`: the names only. `others`:
+    entries of the layer list that are not file systems, such as WebAssembly, attestations and
+    signatures; they are neither fetched nor stored."""
 
     config: Descriptor
     layers: list[Descriptor]
-    annotations: dict[str, Any] | None = None  # hostile: values of any type
+    annotations: frozenset[str] = frozenset()
     others: tuple[Descriptor, ...] = ()
 
 
@@ -116,7 +123,7 @@ class ImageIndex(msgspec.Struct, frozen=True):
 
 class ImageConfig(msgspec.Struct, frozen=True, rename="pascal"):
     """The part of an image's configuration that containers use. Hostile input: types are checked,
-    values are not. `volumes`: the paths are its keys."""
+    values are not. `volumes`: the paths are its keys, its values are null."""
 
     user: str = ""
     env: list[str] = []
@@ -125,7 +132,7 @@ class ImageConfig(msgspec.Struct, frozen=True, rename="pascal"):
     working_dir: str = ""
     labels: dict[str, str] = {}
     stop_signal: str = ""
-    volumes: dict[str, Any] = {}
+    volumes: dict[str, None] = {}
 
 
 class ImageConfiguration(msgspec.Struct, frozen=True):
@@ -139,7 +146,7 @@ class ImageConfiguration(msgspec.Struct, frozen=True):
 class _RawManifest(msgspec.Struct, rename={"artifact_type": "artifactType"}):
     config: Descriptor
     layers: list[Descriptor] | None = None
-    annotations: dict[str, Any] | None = None
+    annotations: dict[str, Any] | None = None  # hostile: values of any type
     artifact_type: str | None = None
 
 
@@ -228,7 +235,9 @@ def parse_config(data: bytes) -> ImageConfiguration:
     BadManifest."""
     document = _without_nulls(_document(data, "image configuration"))
     if isinstance(document.get("config"), dict):
-        document["config"] = _without_nulls(document["config"])
+        config = document["config"] = _without_nulls(document["config"])
+        if isinstance(config.get("Volumes"), dict):
+            config["Volumes"] = dict.fromkeys(config["Volumes"])
     raw: _RawConfig = _typed(document, _RawConfig, "image configuration")
     diff_ids = raw.rootfs.diff_ids or []
     if raw.rootfs.type != "layers" or not all(is_digest(d) for d in diff_ids):
@@ -238,6 +247,11 @@ def parse_config(data: bytes) -> ImageConfiguration:
     # A NUL ends a text in execve(2) and in paths.
     if any("\0" in text for text in (image.user, image.working_dir, image.stop_signal, *lists)):
         raise BadManifest("image configuration: a text contains a NUL character")
+    if len(lists) + len(image.labels) > ENTRIES_LIMIT:
+        raise BadManifest(
+            "image configuration: variables, arguments, volumes and labels are more than"
+            f" {ENTRIES_LIMIT}"
+        )
     labels = {k: v for k, v in image.labels.items() if not k.startswith(RESERVED_LABELS)}
     image = msgspec.structs.replace(image, labels=labels)
     return ImageConfiguration(Platform(raw.architecture, raw.os, raw.variant), diff_ids, image)
@@ -351,7 +365,10 @@ def _index(document: dict[str, Any]) -> ImageIndex:
 
 def _manifest(document: dict[str, Any]) -> Manifest:
     raw: _RawManifest = _typed(document, _RawManifest, "manifest")
-    everything = raw.layers or []
+    everything = [layer.plain() for layer in raw.layers or []]
+    annotations = frozenset(raw.annotations or ())
+    if len(annotations) > ENTRIES_LIMIT:
+        raise BadManifest(f"manifest: more than {ENTRIES_LIMIT} annotations")
     if len(everything) > LAYERS_LIMIT:
         raise BadManifest(f"manifest: more than {LAYERS_LIMIT} layers")
     layers = [layer for layer in everything if layer.media_type.startswith(_LAYER_PREFIXES)]
@@ -368,7 +385,7 @@ def _manifest(document: dict[str, Any]) -> Manifest:
             layer.check(f"manifest: layers[{number}]")
         if layer.media_type.endswith("+encrypted"):
             raise Unsupported(f"manifest: layers[{number}] is encrypted")
-    return Manifest(raw.config, layers, raw.annotations, others)
+    return Manifest(raw.config.plain(), layers, annotations, others)
 
 
 def _refuse_artifact(

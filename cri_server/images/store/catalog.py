@@ -536,8 +536,7 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
     annotations = {REF_NAME: name.tagged} if name.tagged else {REPOSITORY: name.repository}
     if mounted:
         annotations[FORM] = MOUNTED
-    target = Descriptor(name.target.media_type, name.target.digest, name.target.size)
-    entry = msgspec.structs.replace(target, annotations=annotations)
+    entry = msgspec.structs.replace(name.target.plain(), annotations=annotations)
     fields: dict[str, Any] = msgspec.to_builtins(entry)
     return fields
 

@@ -14,6 +14,7 @@ import stat
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from cri_server.images.formats.digests import digest_from_hex, digest_of, hex_of
@@ -68,12 +69,13 @@ class Layers:
             self._throw_away(self._ingest / name)
         for name in os.listdir(self._folder):
             try:
-                self._layers[digest_from_hex(name)] = Layer.read(str(self._folder / name))
+                self._list(digest_from_hex(name), Layer.read(str(self._folder / name)))
             except (NotFound, DamagedRecord, NotADirectoryError):
                 self._throw_away(self._folder / name)
 
     def get(self, chain_id: str) -> Layer | None:
-        """Return the layer's record; None if it is not unpacked."""
+        """Return the layer's record without `implicit` and `devices`; None if it is not
+        unpacked."""
         return self._layers.get(chain_id)
 
     def totals(self) -> tuple[int, int]:
@@ -113,7 +115,11 @@ class Layers:
             inherit_attributes(Path(folder, TREE), layer.implicit, self._visible(chain[:-1]))
         self._unsynced.add(chain[-1])
         os.rename(folder, self._path(chain[-1]))
-        self._layers[chain[-1]] = layer
+        self._list(chain[-1], layer)
+
+    def _list(self, chain_id: str, layer: Layer) -> None:
+        """List a layer without its paths, which may be a million, and which only `commit` needs."""
+        self._layers[chain_id] = replace(layer, implicit=[], devices=[])
 
     def sync(self, chain: Sequence[str]) -> None:
         """Write those layers of the chain that are not on the disk yet, with one syncfs(2) of their

@@ -207,6 +207,19 @@ def test_replaced_entries_are_forgotten(tmp_path: Path) -> None:
     assert (yes / "tree" / "g" / "h").stat().st_mtime_ns == 0
 
 
+def test_the_paths_in_a_layers_record_are_not_kept_in_memory(tmp_path: Path) -> None:
+    layers = Layers(tmp_path)
+    layers.prepare()
+    folder = layers.new_folder()
+    assert unpack_bytes(tar([("g/h", tarfile.REGTYPE, "")]), Path(folder)).implicit == ["", "g"]
+    chain_id = "sha256:" + "0" * 64
+    layers.commit(folder, [chain_id])
+    committed, restarted = layers.get(chain_id), Layers(tmp_path)
+    restarted.prepare()
+    assert committed is not None and committed.implicit == []
+    assert restarted.get(chain_id) == committed
+
+
 @pytest.mark.parametrize("kind", ["docker", "layout"])
 def test_the_work_for_an_archive_that_names_an_image_often_grows_linearly(
     kind: str, memory: Path

@@ -149,6 +149,6 @@ def namespaces(*kinds: str) -> dict[str, list[dict[str, str]]]:
 
 
 def test_an_image_with_a_checkpoint_is_recognized_by_its_annotation() -> None:
-    assert restore.holds_checkpoint({"org.criu.checkpoint.container.name": "c"})
-    assert restore.holds_checkpoint({"io.kubernetes.cri-o.annotations.checkpoint.name": "c"})
-    assert not restore.holds_checkpoint({"org.opencontainers.image.title": "c"})
+    assert restore.holds_checkpoint(frozenset({"org.criu.checkpoint.container.name"}))
+    assert restore.holds_checkpoint(frozenset({"io.kubernetes.cri-o.annotations.checkpoint.name"}))
+    assert not restore.holds_checkpoint(frozenset({"org.opencontainers.image.title"}))
