@@ -98,7 +98,7 @@ def _command(host: Machine) -> tuple[list[str] | None, str]:
     The arguments are None if there is neither."""
     for folder in sorted(host.path("/proc").glob("[0-9]*")):
         try:
-            name = (folder / "comm").read_text().strip()
+            name = host.text(f"/proc/{folder.name}/comm")
             arguments = (
                 (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace").split("\0")
             )

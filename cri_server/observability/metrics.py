@@ -22,6 +22,7 @@ from cri_server.services import Services
 from cri_server.spec import groups
 from cri_server.store.model import Container, Sandbox
 from pyrunc.cgroups.stats import Memory
+from pyrunc.kernel.process import interface_counters
 
 BASE_LABELS = ("pod", "namespace", "container", "id", "image")
 
@@ -376,7 +377,7 @@ def _open_files_limit(container: Container) -> int | None:
 
 
 def _network(base: list[str], pid: int) -> Iterator[api.Metric]:
-    for interface, columns in stats.interface_counters(pid).items():
+    for interface, columns in interface_counters(pid).items():
         for name, _, column in NETWORK:
             yield api.Metric(
                 name=f"container_{name}",

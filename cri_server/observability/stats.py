@@ -25,7 +25,7 @@ from pyrunc.cgroups import naming
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.cgroups.stats import Memory, Stats
 from pyrunc.errors import Error
-from pyrunc.kernel.process import stat
+from pyrunc.kernel.process import interface_counters, stat
 from pyrunc.kernel.usage import usage
 
 log = logging.getLogger(__name__)
@@ -413,18 +413,3 @@ def _network(usage: api.NetworkUsage, pid: int) -> None:
         entry.tx_bytes.value, entry.tx_errors.value = columns[8], columns[10]
         if name == DEFAULT_INTERFACE:
             usage.default_interface.CopyFrom(entry)
-
-
-def interface_counters(pid: int) -> dict[str, list[int]]:
-    """Read the counters of each interface except `lo` from /proc/PID/net/dev, as a list in the
-    order of its columns; empty after the process's exit."""
-    # The file shows the namespace of PID, so that no thread has to enter it with setns(2).
-    try:
-        with open(f"/proc/{pid}/net/dev", "rb", buffering=0) as file:
-            lines = file.read().decode().splitlines()[2:]
-    except OSError:
-        return {}
-    pairs = (line.partition(":") for line in lines)
-    counters = {name.strip(): [int(field) for field in rest.split()] for name, _, rest in pairs}
-    counters.pop("lo", None)
-    return counters

@@ -23,7 +23,7 @@ from cri_server.store.paths import Paths
 from pyrunc.compile.image_mount import open_layers
 from pyrunc.errors import KernelError, ResourceExhausted, Unsupported, WrongState
 from pyrunc.kernel.call import buffer, syscall
-from pyrunc.kernel.fd import closing_fd, short_path
+from pyrunc.kernel.fd import closing_fd, read_file, short_path
 from pyrunc.kernel.full import FULL, disk_error, disk_errors, reason
 from pyrunc.kernel.tree import remove_path
 
@@ -152,10 +152,10 @@ def file_system_type(path: Path) -> str:
     """Return the type of the file system that contains `path`, from mountinfo."""
     device = os.stat(path).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
-    with open("/proc/self/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
-        for line in file:
-            before, _, after = line.partition(" - ")
-            # btrfs shows another device number in stat(2) than in mountinfo, for each subvolume.
-            if before.split()[2] == number:
-                return after.split()[0]
+    # Lines end only with \n: a mount point may contain \r.
+    for line in os.fsdecode(read_file("/proc/self/mountinfo")).split("\n")[:-1]:
+        before, _, after = line.partition(" - ")
+        # btrfs shows another device number in stat(2) than in mountinfo, for each subvolume.
+        if before.split(" ")[2] == number:
+            return after.split(" ")[0]
     return "a file system"

@@ -19,7 +19,7 @@ from pyrunc.errors import AlreadyExists, DeadlineExceeded, InvalidSpec, KernelEr
 from pyrunc.kernel import cgroup
 from pyrunc.kernel.credential import is_machine_root
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.process import send_signal
+from pyrunc.kernel.process import send_signal, status_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -444,8 +444,7 @@ def _pids_of_threads(threads: str) -> str:
     pids = []
     for thread in threads.split():
         try:
-            with open(f"/proc/{thread}/status") as file:
-                pids += [line.split()[1] for line in file if line.startswith("Tgid:")]
+            pids.append(status_fields(thread)[b"Tgid"].decode())
         except OSError:
             continue
     return " ".join(pids)

@@ -13,6 +13,7 @@ import time
 from pyrunc.container import status
 from pyrunc.errors import WrongState
 from pyrunc.kernel.fd import close_all
+from pyrunc.kernel.process import interface_counters, status_fields
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -196,10 +197,12 @@ def numbers(text: str) -> list[int]:
 def _allowed(pid: int) -> dict[str, list[int]]:
     """Return the numbers of the processors (`cpus`) and memory nodes (`mems`) on which the
     container's init may run, from /proc/PID/status, which needs no cpuset controller."""
-    lines = (line.partition(":") for line in _proc(pid, "status").splitlines())
-    fields = {name: value.strip() for name, _, value in lines}
-    keys = (("cpus", "Cpus_allowed_list"), ("mems", "Mems_allowed_list"))
-    return {key: numbers(fields[name]) for key, name in keys if name in fields}
+    try:
+        fields = status_fields(pid)
+    except OSError:  # it ended in between
+        return {}
+    keys = (("cpus", b"Cpus_allowed_list"), ("mems", b"Mems_allowed_list"))
+    return {key: numbers(fields[name].decode()) for key, name in keys if name in fields}
 
 
 # Columns of /proc/PID/net/dev (proc_pid_net(5)) under the names of runc's events.
@@ -219,18 +222,13 @@ def interfaces(pid: int) -> list[dict[str, Any]] | None:
     """Return the counters of the network interfaces in the network namespace of the process `pid`,
     without loopback. None when there are no such interfaces, when the process is gone, or when its
     network namespace is the runtime's."""
-    reports: list[dict[str, Any]] = []
     # With the host's network these would be the machine's counters.
     if _network_of(pid) in ("", _network_of("self")):
         return None
-    # By the process's own file: setns(2) into its network namespace would need rights that a reader
-    # need not have.
-    for line in _proc(pid, "net/dev").splitlines()[2:]:
-        name, _, counters = line.partition(":")
-        columns = counters.split()
-        if name.strip() != "lo":
-            values = {key: int(columns[place]) for key, place in _COUNTERS.items()}
-            reports.append({"Name": name.strip(), **values})
+    reports = [
+        {"Name": name} | {key: columns[place] for key, place in _COUNTERS.items()}
+        for name, columns in interface_counters(pid).items()
+    ]
     return reports or None
 
 
@@ -238,12 +236,4 @@ def _network_of(pid: int | str) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/net")
     except OSError:
-        return ""
-
-
-def _proc(pid: int, name: str) -> str:
-    try:
-        with open(f"/proc/{pid}/{name}") as file:
-            return file.read()
-    except OSError:  # it ended in between
         return ""

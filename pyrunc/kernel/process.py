@@ -1,4 +1,5 @@
-"""Reads /proc/PID/stat; sends signals and waits by pidfd; copies descriptors of other processes.
+"""Reads files of /proc/PID; sends signals and waits by pidfd; copies descriptors of other
+processes.
 
 Imports only modules that each interpreter has loaded at its start, so that importing this module
 costs `pyrunc` and the shim's forks little time.
@@ -60,6 +61,36 @@ def stat(pid: int) -> Stat | None:
             return Stat(file.read(4096) or b"")
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def status_fields(pid: int | str) -> dict[bytes, bytes]:
+    """Return the fields of /proc/PID/status (proc_pid_status(5)). Raises OSError."""
+    from pyrunc.kernel.fd import read_file
+
+    # Not text and not splitlines(): the kernel escapes only newline and backslash in Name, which
+    # the process sets (PR_SET_NAME). A \r in it would begin a forged field.
+    lines = read_file(f"/proc/{pid}/status").split(b"\n")
+    return {name: value.strip() for name, _, value in (line.partition(b":") for line in lines)}
+
+
+def interface_counters(pid: int) -> dict[str, list[int]]:
+    """Return the counters of each network interface except `lo` in the network namespace of the
+    process, in the order of the columns of /proc/PID/net/dev (proc_pid_net(5)). Empty after the
+    process's exit. Bytes of a name that are not UTF-8 are escaped."""
+    from pyrunc.kernel.fd import read_file
+
+    # The file shows the namespace of PID: setns(2) would need rights that a reader need not have.
+    try:
+        lines = read_file(f"/proc/{pid}/net/dev").split(b"\n")[2:-1]
+    except OSError:
+        return {}
+    counters = {}
+    for line in lines:
+        name, _, columns = line.partition(b":")
+        text = name.strip(b" ").decode("utf-8", "backslashreplace")
+        counters[text] = [int(column) for column in columns.split()]
+    counters.pop("lo", None)
+    return counters
 
 
 def alive_since(pid: int) -> int | None:

@@ -13,7 +13,7 @@ import os
 from pyrunc import jsontext
 from pyrunc.abi.clone import NAMESPACES
 from pyrunc.errors import KernelError
-from pyrunc.kernel.fd import read_file
+from pyrunc.kernel.process import status_fields
 from pyrunc.program import macros
 from pyrunc.program.assemble import Assembler
 from pyrunc.program.launch import launch
@@ -71,11 +71,8 @@ def spawner(
 
 def inner_pid(pid: int) -> int:
     """Return the process's pid in its own pid namespace (NSpid of /proc/PID/status)."""
-    for line in read_file(f"/proc/{pid}/status").splitlines():
-        if line.startswith(b"NSpid:"):
-            # The last of NSpid is the number in the innermost namespace (proc_pid_status(5)).
-            return int(line.split()[-1])
-    return pid
+    # The last of NSpid is the number in the innermost namespace (proc_pid_status(5)).
+    return int(status_fields(pid).get(b"NSpid", b"%d" % pid).split()[-1])
 
 
 def write_state(descriptor: int, state: dict[str, Any]) -> None:

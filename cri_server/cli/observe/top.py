@@ -16,6 +16,7 @@ from cri_server.cli.connection.client import Client
 from cri_server.cli.output import formats, show
 from cri_server.cli.output.formats import Column, Listing, OutputOptions
 from pyrunc.errors import WrongState
+from pyrunc.kernel.fd import read_file
 
 TICKS = os.sysconf("SC_CLK_TCK")  # per second, the unit of CPU times in proc_pid_stat(5)
 
@@ -104,7 +105,7 @@ def _groups(pid: int) -> dict[str, str]:
     out root cgroups, because a container is in the root cgroup of every v1 controller that it does
     not use."""
     try:
-        lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
+        lines = os.fsdecode(read_file(f"/proc/{pid}/cgroup")).split("\n")[:-1]
     except OSError:
         return {}
     parts = [line.split(":", 2) for line in lines]
@@ -119,7 +120,7 @@ def _read(label: str, pid: int) -> ProcessUsage | None:
     """Read a process's usage from /proc; None if the process has ended."""
     folder = Path(f"/proc/{pid}")
     try:
-        stat = (folder / "stat").read_text()
+        stat = (folder / "stat").read_text(errors="replace")
         command = show.command_line(pid)
         uid = folder.stat().st_uid
     except OSError:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cri_server.store.file_system import file_system_type
 from pyrunc.abi.clone import CLONE_NEWNS
 from pyrunc.abi.mount import MS_PRIVATE, MS_REC
 from pyrunc.kernel import mount, namespace
@@ -28,6 +29,7 @@ def test_a_mount_point_can_have_any_name(tmp_path: Path, name: bytes) -> None:
             mount.mount("tmpfs", place, "tmpfs")
             [point] = [m for m in mount_points() if m.path == os.fsdecode(place)]
             is_listed = (point.kind, point.root, point.propagation) == ("tmpfs", "/", set())
+            is_listed &= file_system_type(Path(point.path)) == "tmpfs"
         finally:
             os._exit(0 if is_listed else 1)
     assert os.waitpid(pid, 0)[1] == 0
