@@ -55,7 +55,7 @@ class Cgroup:
     """A control group. `path`: its path in the v2 tree. `driver`: `cgroupfs` or `systemd`; only
     with `systemd` `slice` and `unit` are set."""
 
-    __slots__ = ("_placeholder", "driver", "path", "slice", "unit")
+    __slots__ = ("_pids_max_due", "_placeholder", "driver", "path", "slice", "unit")
 
     def __init__(
         self, path: str, driver: str = "cgroupfs", slice: str = "", unit: str = ""
@@ -65,6 +65,7 @@ class Cgroup:
         self.slice = slice
         self.unit = unit
         self._placeholder: Placeholder | None = None
+        self._pids_max_due = False  # `occupied` has to write the limit of 1 process
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
@@ -197,10 +198,17 @@ class Cgroup:
 
     def occupied(self) -> None:
         """End the placeholder process of a systemd scope, which the caller no longer needs once the
-        container's first process is in the group. Does nothing for cgroupfs."""
+        container's first process is in the group. Does nothing for cgroupfs. Raises KernelError."""
         if self._placeholder is not None:
             self._placeholder.end()
             self._placeholder = None
+        if self._pids_max_due:
+            self._pids_max_due = False
+            try:
+                cgroup.write(self.directory, "pids.max", "1")
+            except KernelError as error:
+                if error.errno not in cgroup.GONE:
+                    raise
 
     def release_placeholder(self) -> int | None:
         """Return the write end of the pipe at which a systemd scope's placeholder process waits;
@@ -249,7 +257,13 @@ class Cgroup:
         """
         from pyrunc.cgroups import limits
 
-        return limits.write(self.directory, resources, missing_controllers)
+        warnings = limits.write(self.directory, resources, missing_controllers)
+        # The placeholder process is the one process that the limit allows, and the clone of the
+        # container's would fail (EAGAIN).
+        if self._placeholder and (cgroup.read(self.directory, "pids.max") or "").strip() == "1":
+            cgroup.write(self.directory, "pids.max", "2")
+            self._pids_max_due = True
+        return warnings
 
     def update(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
         """Change the limits of a running container in the cgroup's files and, with the systemd

@@ -11,6 +11,7 @@ from pyrunc import atomic_file, jsontext
 from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
+from pyrunc.spec.parse import resources_of
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,7 +37,11 @@ def update(
     if group is None:
         raise WrongState(f"container {state.id} has no cgroup")
     # runc, too, leaves the device rules alone: a caller that sends only limits would reset them.
-    limits = {key: value for key, value in resources.items() if key != "devices"}
+    limits = {
+        key: value
+        for key, value in resources_of(state.oci_version, resources).items()
+        if key != "devices"
+    }
     warnings = group.update(limits, missing_controllers)
     _store(state, limits)
     return warnings

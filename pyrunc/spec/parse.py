@@ -34,7 +34,7 @@ from pyrunc.spec.shape import FLAG, INTEL_RDT, RESOURCES, SECCOMP, TEXT, shaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
     from typing import Any, TypeVar
 
     Object = dict[str, Any]
@@ -53,8 +53,11 @@ def parse(document: object) -> Spec:
     """Parse the specification in a decoded `config.json`. Raises InvalidSpec."""
     if type(document) is not dict:
         raise InvalidSpec("", "the configuration must be a JSON object")
+    version, linux = _version(document), _object(document, "linux", "", _linux) or Linux()
+    if linux.resources:
+        linux = linux.replace(resources=resources_of(version, linux.resources))
     return Spec(
-        _version(document),
+        version,
         _object(document, "root", "", _root),
         _object(document, "process", "", parse_process),
         _text(document, "hostname", ""),
@@ -62,8 +65,17 @@ def parse(document: object) -> Spec:
         _objects(document, "mounts", "", _mount),
         _object(document, "hooks", "", _hooks) or Hooks(),
         _texts_by_name(document, "annotations", ""),
-        _object(document, "linux", "", _linux) or Linux(),
+        linux,
     )
+
+
+def resources_of(version: str, resources: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `linux.resources` with the meaning of runtime-spec 1.3 for a configuration of the
+    given `ociVersion`. Before 1.3 a pids limit of 0 means no limit, -1."""
+    # podman before 5.4.1 writes 0 for `--pids-limit -1`; runc before 1.4 and crun set no limit.
+    if int(version.split(".")[1]) < 3 and (resources.get("pids") or {}).get("limit") == 0:
+        return {**resources, "pids": {"limit": -1}}
+    return resources
 
 
 def parse_process(o: Object, path: str = "process") -> Process:

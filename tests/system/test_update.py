@@ -42,6 +42,20 @@ def test_a_flag_changes_its_limit(runtime: Runtime, box: Box) -> None:
     assert limit(box) in ("max", None)
 
 
+def test_a_pids_limit_of_zero_has_the_meaning_of_the_containers_version(runtime: Runtime) -> None:
+    if not runtime.is_pyrunc:
+        pytest.skip("runc before 1.4 ignores the 0")
+
+    def change(config: dict[str, Any]) -> None:
+        config["ociVersion"] = "1.0.2-dev"
+
+    box = runtime.box("sleep", "60", change=change).up()
+    update(runtime, "--resources", "-", box.id, stdin='{"pids": {"limit": 0}}').ok()
+    assert limit(box) in ("max", None)
+    stored = json.loads((runtime.root / box.id / "config.json").read_text())
+    assert stored["linux"]["resources"]["pids"] == {"limit": -1}
+
+
 @pytest.mark.parametrize("where", ["-", "file"])
 def test_a_file_overrides_the_flags(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
     absent = {"memory": None} if runtime.is_pyrunc else {}  # null makes runc end by SIGSEGV

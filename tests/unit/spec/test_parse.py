@@ -86,6 +86,17 @@ def test_any_version_1_is_accepted(version: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("version", "limit"),
+    [("1.0.2-dev", -1), ("1.2.1", -1), ("1.3.0", 0), ("1.3.0+dev", 0), ("1.10.0", 0)],
+)
+def test_a_pids_limit_of_zero_meant_no_limit_before_1_3(version: str, limit: int) -> None:
+    """podman before 5.4.1 writes 0 for `--pids-limit -1`."""
+    document = put(put(default(), "ociVersion", version), "linux.resources.pids", {"limit": 0})
+    resources = parse(document).linux.resources
+    assert resources is not None and resources["pids"] == {"limit": limit}
+
+
+@pytest.mark.parametrize(
     ("path", "value", "where"),
     [
         ("ociVersion", "2.0.0", "ociVersion"),
