@@ -8,7 +8,7 @@ import signal
 import subprocess
 
 from pyrunc.kernel.fd import close_all
-from pyrunc.shim.loop import WRITABLE, EventLoop
+from pyrunc.shim.loop import READABLE, WRITABLE, EventLoop
 from pyrunc.shim.tree import READS_PER_STEP, kill_session, stat
 
 
@@ -28,3 +28,28 @@ def test_the_loop_serves_others_while_a_session_is_killed() -> None:
     assert ended == [None] and leader.returncode == -signal.SIGKILL
     assert len(served) > 10
     close_all(ends)
+
+
+def test_an_event_of_a_closed_descriptor_does_not_reach_its_successor() -> None:
+    """Two pipes end in the same round. The handler of the first closes the second, whose number
+    another pipe gets, which has nothing to read."""
+    loop = EventLoop()
+    first, second, successor = os.pipe(), os.pipe(), os.pipe()
+    called: list[str] = []
+
+    def replace(events: int) -> None:
+        loop.unwatch(first[0])
+        loop.unwatch(second[0])
+        os.dup2(successor[0], second[0])
+        loop.watch(second[0], READABLE, lambda events: called.append("successor"))
+        called.append("first")
+
+    loop.watch(first[0], READABLE, replace)
+    loop.watch(second[0], READABLE, lambda events: called.append("second"))
+    close_all((first[1], second[1]))
+    loop.turn()
+    assert called == ["first"]
+    os.write(successor[1], b"x")
+    loop.turn()
+    assert called == ["first", "successor"]
+    close_all((first[0], second[0], *successor))
