@@ -377,7 +377,7 @@ async def _reconcile(services: Services) -> None:
     """Every 10 s release the networks of pods that are gone, and restore missing nftables rules."""
     while True:
         try:
-            for problem in await services.network.reconcile(live_networks(services)):
+            for problem in await services.network.reconcile(partial(live_networks, services)):
                 log.warning("network: %s", problem)
         except Error as error:
             log.warning(

@@ -293,16 +293,17 @@ class NetworkService:
         attachment = await self._load(sandbox_id)
         return None if attachment is None or attachment.result is None else _result(attachment)
 
-    async def reconcile(self, live_sandbox_ids: Iterable[str]) -> list[str]:
-        """Detach each recorded sandbox that is not in `live_sandbox_ids`, run GC, and restore host
-        rules that something else has removed. Return a message for each problem that remains; an
-        error of a plugin is not raised.
+    async def reconcile(self, live_sandbox_ids: Callable[[], Iterable[str]]) -> list[str]:
+        """Detach each recorded sandbox that `live_sandbox_ids` does not return, run GC, and restore
+        host rules that something else has removed. Return a message for each problem that remains;
+        an error of a plugin is not raised.
 
-        `live_sandbox_ids` must contain a sandbox before the caller attaches it. GC runs only at the
+        `live_sandbox_ids` must return a sandbox before the caller attaches it. GC runs only at the
         first call, and at the next call after a failed DEL or a failed GC.
         """
-        live = set(live_sandbox_ids)
         attachments, problems = await asyncio.to_thread(self._attachments.all)
+        # Later than the attachments: a sandbox may be attached while they are read.
+        live = set(live_sandbox_ids())
         for attachment in attachments:
             if attachment.sandbox_id not in live and not self._turns.busy(attachment.sandbox_id):
                 try:

@@ -57,7 +57,7 @@ async def test_hundreds_of_faults_leave_nothing_behind(node: Node, seed: int) ->
             os.kill(node.zygote.pid, signal.SIGKILL)
     node.plugin("moody", f'[ "$CNI_COMMAND" = ADD ] || exit 0\n{RESULT_OF_OURS}')
     node.restart(timeout_s=20.0)
-    assert await node.network.reconcile(living) == []
+    assert await node.network.reconcile(lambda: living) == []
     assert node.recorded() == set(living)
     assert {e.comment.split("/")[1] for e in all_elements()} == set(living)
     assert len(node.leases()) == len(living)
@@ -116,7 +116,7 @@ async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, ho
         default=node.network._configuration._default,
     )
     await node.attach(theirs, port_mappings=(PortMapping(8081, 80),))
-    assert await node.network.reconcile([theirs.id]) == []
+    assert await node.network.reconcile(lambda: [theirs.id]) == []
     assert {e.comment.split("/")[1] for e in all_elements()} == {"mine", "theirs"}
     (node.folder / "kept").rename(first_state)
     node.restart()

@@ -71,6 +71,6 @@ async def test_a_pod_with_a_damaged_record_can_be_released(node: Node) -> None:
         await node.network.detach(pod.id)
     (refused,) = await node.network.release(pod.id)
     assert f"{pod.id}.json" in refused and not node.recorded() and not node.names()
-    assert await node.network.reconcile([]) == []  # GC gives back what our plugins have
+    assert await node.network.reconcile(list) == []  # GC gives back what our plugins have
     pod.close()
     await until(lambda: clean(node))

@@ -72,7 +72,7 @@ async def test_a_worker_that_has_grown_is_replaced(node: Node) -> None:
     """GC and CHECK import pyroute2, 20 MiB that other requests do not need."""
     pod = node.host.pod()
     await node.attach(pod)
-    await node.network.reconcile([pod.id])  # the first one collects
+    await node.network.reconcile(lambda: [pod.id])  # the first one collects
     await node.check(pod.id)
     assert node.zygote.pid is not None
     await until(

@@ -46,7 +46,7 @@ async def test_pod_ranges_outlive_the_server(node: Node) -> None:
     node.restart()
     assert (await node.attach(node.host.pod())).ips == ("10.78.0.2",)
     assert len(node.recorded()) == 4
-    assert await node.network.reconcile([pod.id for pod in node.host.pods]) == []
+    assert await node.network.reconcile(lambda: [pod.id for pod in node.host.pods]) == []
 
 
 @pytest.mark.parametrize(

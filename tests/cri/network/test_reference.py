@@ -45,7 +45,7 @@ async def test_pods_live_with_the_reference_plugins(node: Node, names: tuple[str
             assert reach(None, "127.0.0.1", 8080 + number, server)
         await node.check(pod.id)
     node.restart()
-    assert await node.network.reconcile([pod.id for pod in pods]) == []
+    assert await node.network.reconcile(lambda: [pod.id for pod in pods]) == []
     for pod in pods:
         await node.network.detach(pod.id, pod.path)
         pod.close()
@@ -71,7 +71,7 @@ async def test_a_list_of_the_first_versions_runs_both_kinds_of_plugins(
     with listen(pod.fd, "0.0.0.0", 80) as server:
         assert reach(node.host.outside, "192.0.2.1", 8080, server) == "192.0.2.2"
     node.restart()
-    assert await node.network.reconcile([pod.id]) == []
+    assert await node.network.reconcile(lambda: [pod.id]) == []
     await node.network.detach(pod.id, pod.path)
     pod.close()
     await until(lambda: not [n for n in link_names() if n.startswith("veth")])

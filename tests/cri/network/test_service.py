@@ -64,7 +64,7 @@ async def test_an_attachment_may_be_used_before_its_record_is_on_disk(
     with pytest.raises(AlreadyExists):
         await node.attach(pod)
     # the collection of leftovers spares an address that is in no record yet
-    assert not await node.network.reconcile([pod.id, other.id])
+    assert not await node.network.reconcile(lambda: [pod.id, other.id])
     third = node.host.pod()
     assert (await node.attach(third, durable=False)).ips == ("10.85.0.4", "fd85::4")
     assert not Path(f"{node.folder}/state/{pod.id}.json").exists()
@@ -263,7 +263,7 @@ async def test_a_failing_del_keeps_the_attachment_for_a_retry(node: Node) -> Non
         with pytest.raises(PeerError, match="failed DEL with exit code 3"):
             await node.network.detach(pod.id, pod.path)
         assert node.recorded() == {pod.id}
-    assert any("failed DEL" in line for line in await node.network.reconcile([]))
+    assert any("failed DEL" in line for line in await node.network.reconcile(list))
     node.plugin("stubborn", "exit 0")
     await node.network.detach(pod.id, pod.path)
     assert node.recorded() == set()
@@ -278,7 +278,7 @@ async def test_a_failed_roll_back_is_reported_and_retried(node: Node) -> None:
     assert any("roll-back failed too" in note for note in refused.value.__notes__)
     assert node.recorded() == {pod.id} and node.leases()
     node.plugin("broken", "exit 0")
-    assert await node.network.reconcile([]) == []
+    assert await node.network.reconcile(list) == []
     assert not node.recorded() and not node.leases() and not all_elements()
 
 
@@ -348,7 +348,7 @@ async def test_a_restarted_service_knows_all_attachments(node: Node) -> None:
     node.restart()
     assert await node.network.result_of(pod.id) == result
     await node.check(pod.id)
-    assert await node.network.reconcile([pod.id]) == []
+    assert await node.network.reconcile(lambda: [pod.id]) == []
     await node.network.detach(pod.id, None)
     assert await node.network.result_of(pod.id) is None and not all_elements()
 
@@ -359,11 +359,28 @@ async def test_reconcile_detaches_dead_pods_and_collects_leftovers(node: Node) -
         await node.attach(pod, port_mappings=(PortMapping(8080 + int(pod.id[-1]), 80),))
     os.unlink(node.folder / "state" / f"{lost.id}.json")  # its record is gone, its leases are not
     node.restart()
-    assert await node.network.reconcile([live.id]) == []
+    assert await node.network.reconcile(lambda: [live.id]) == []
     assert node.recorded() == {live.id}
     assert {e.comment.rsplit("/", 1)[0] for e in all_elements()} == {f"pyrunc/{live.id}/eth0"}
     assert len(node.leases()) == 2
     await node.check(live.id)
+
+
+async def test_reconcile_keeps_a_pod_that_is_attached_meanwhile(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod, living = node.host.pod(), list[str]()
+    attachments, loop = node.network._attachments, asyncio.get_running_loop()
+
+    def read_late() -> tuple[list[Attachment], list[str]]:
+        monkeypatch.undo()
+        living.append(pod.id)
+        asyncio.run_coroutine_threadsafe(node.attach(pod), loop).result(60)
+        return attachments.all()
+
+    monkeypatch.setattr(attachments, "all", read_late)
+    assert await node.network.reconcile(lambda: living) == []
+    assert node.recorded() == {pod.id} and node.leases()
 
 
 async def test_lost_rules_are_restored(node: Node) -> None:
@@ -376,7 +393,7 @@ async def test_lost_rules_are_restored(node: Node) -> None:
         ("flush", "map", "inet", "pyrunc_cni", "ports4"),
     ):
         nft(*damage)
-        assert await node.network.reconcile([pod.id]) == []
+        assert await node.network.reconcile(lambda: [pod.id]) == []
         assert set(all_elements()) == before and host_rules.is_intact()
         with listen(pod.fd, "0.0.0.0", 80) as server:
             reach(None, "127.0.0.1", 8080, server)
