@@ -8,16 +8,17 @@ kind of file, but must not change during the copy. No other user may have access
 from __future__ import annotations
 
 import os
-from errno import ENOTSUP, ENXIO
+from errno import EINVAL, ENOTSUP, ENXIO, EOVERFLOW
 from stat import S_ISDIR, S_ISLNK, S_ISREG
 
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.path import open_beneath
+from pyrunc.kernel.path import open_beneath, open_regular_at
 from pyrunc.kernel.tree import FOLDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from typing import Any
 
     # files of several links: device and inode -> where the first copy is
     Copied = dict[tuple[int, int], str]
@@ -125,9 +126,7 @@ def _copy_file(
     status: os.stat_result, folder: _FolderCopy, name: str, tick: Callable[[int], None]
 ) -> None:
     with (
-        closing_fd(
-            os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder.source)
-        ) as reading,
+        closing_fd(open_regular_at(folder.source, name)) as reading,
         closing_fd(os.open(name, _NEW, 0o600, dir_fd=folder.copy)) as writing,
     ):
         copy_data(reading, writing, status.st_size, tick)
@@ -178,25 +177,35 @@ def _copy_part(
 
 def _copy_attributes_by_fd(status: os.stat_result, source: int, copy: int) -> None:
     """Copy owner, mode, extended attributes and times. Attributes of the host (trusted.*, SELinux
-    labels) are left out, and attributes that the copy's file system does not support."""
+    labels) are left out, and attributes that the copy's file system does not support, or whose ids
+    our user namespace does not map."""
     # The owner first: chown(2) clears set-user-ID bits and file capabilities.
-    os.fchown(copy, status.st_uid, status.st_gid)
+    _change_owner(status, copy)
     os.fchmod(copy, status.st_mode & 0o7777)
     for name in os.listxattr(source):
         if name.startswith("user.") or name in _ATTRIBUTES:
             try:
                 os.setxattr(copy, name, os.getxattr(source, name))
             except OSError as error:
-                if error.errno != ENOTSUP:
+                if error.errno not in (ENOTSUP, EINVAL, EOVERFLOW):
                     raise
     os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _copy_attributes_by_name(status: os.stat_result, folder: int, name: str) -> None:
-    os.chown(name, status.st_uid, status.st_gid, dir_fd=folder, follow_symlinks=False)
+    _change_owner(status, name, dir_fd=folder, follow_symlinks=False)
     # A link's mode is not used and cannot be changed (symlink(7)).
     if not S_ISLNK(status.st_mode):
         os.chmod(name, status.st_mode & 0o7777, dir_fd=folder)
     os.utime(
         name, ns=(status.st_atime_ns, status.st_mtime_ns), dir_fd=folder, follow_symlinks=False
     )
+
+
+def _change_owner(status: os.stat_result, copy: int | str, **where: Any) -> None:
+    try:
+        os.chown(copy, status.st_uid, status.st_gid, **where)
+    except OSError as error:
+        # Our user namespace does not map the owner: the copy stays ours.
+        if error.errno != EINVAL:
+            raise

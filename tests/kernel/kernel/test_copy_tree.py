@@ -6,14 +6,18 @@ import errno
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from pyrunc.abi.clone import CLONE_NEWUSER
+from pyrunc.compile.copyup import open_copy
 from pyrunc.kernel import mount
 from pyrunc.kernel.copy_tree import copy_tree
+from pyrunc.kernel.namespace import unshare
 from pyrunc.kernel.tree import remove_path
+from pyrunc.spec.model import Mount
 from tests.cri.images.trees import snapshot
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY
@@ -28,6 +32,23 @@ def copied(source: Path, target: Path) -> None:
     finally:
         for fd in fds:
             os.close(fd)
+
+
+def open_copied(source: Path, target: Path) -> int:
+    copied(source, target)
+    return os.open(target, FOLDER)
+
+
+def open_copied_up(source: Path, target: Path) -> int:
+    """Copy the tree to a tmpfs, as for `tmpcopyup`."""
+    target.mkdir()
+    root = os.open(source.parent, os.O_PATH)
+    mount_fd = open_copy(Mount(f"/{source.name}", "tmpfs", "tmpfs", ("tmpcopyup",)), root)
+    try:
+        return os.open(".", FOLDER, dir_fd=mount_fd)
+    finally:
+        os.close(mount_fd)
+        os.close(root)
 
 
 def test_a_copy_equals_its_source(tmp_path: Path) -> None:
@@ -82,7 +103,10 @@ def many_descriptors() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("many_descriptors")
-def test_a_tree_deeper_than_the_recursion_limit_is_copied(tmp_path: Path) -> None:
+@pytest.mark.parametrize("copy", [open_copied, open_copied_up])
+def test_a_tree_deeper_than_the_recursion_limit_is_copied(
+    tmp_path: Path, copy: Callable[[Path, Path], int]
+) -> None:
     (tmp_path / "source").mkdir()
     levels = sys.getrecursionlimit() + 50
     fds = [os.open(tmp_path / "source", FOLDER)]
@@ -91,8 +115,7 @@ def test_a_tree_deeper_than_the_recursion_limit_is_copied(tmp_path: Path) -> Non
         fds.append(os.open("d", FOLDER, dir_fd=fds[-1]))
         os.close(fds.pop(0))
     os.close(fds.pop())
-    copied(tmp_path / "source", tmp_path / "copy")
-    fd, depth = os.open(tmp_path / "copy", FOLDER), 0
+    fd, depth = copy(tmp_path / "source", tmp_path / "copy"), 0
     while os.listdir(fd):
         below = os.open("d", FOLDER, dir_fd=fd)
         os.close(fd)
@@ -101,6 +124,31 @@ def test_a_tree_deeper_than_the_recursion_limit_is_copied(tmp_path: Path) -> Non
     for name in ("source", "copy"):
         remove_path(tmp_path / name)  # pytest's own removal recurses
     assert depth == levels
+
+
+def test_an_owner_that_the_user_namespace_does_not_map_is_left_out(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "file").touch()
+    (source / "link").symlink_to("file")
+    os.setxattr(source / "file", "user.note", b"x")
+    for name in ("file", "link"):
+        os.chown(source / name, 4321, 4321, follow_symlinks=False)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            unshare(CLONE_NEWUSER)
+            for name, text in (("setgroups", "deny"), ("uid_map", "0 0 1"), ("gid_map", "0 0 1")):
+                Path(f"/proc/self/{name}").write_text(text)
+            copied(source, tmp_path / "copy")
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+    for name in ("file", "link"):
+        status = (tmp_path / "copy" / name).lstat()
+        assert (status.st_uid, status.st_gid) == (0, 0)
+    assert os.getxattr(tmp_path / "copy/file", "user.note") == b"x"
 
 
 def test_a_copy_that_does_not_fit_is_an_error_and_leaks_no_descriptor(tmp_path: Path) -> None:

@@ -539,8 +539,19 @@ def test_a_tmpfs_copies_the_covered_folder(box: Box) -> None:
     assert not (home / "made").exists()
 
 
+def test_the_copy_of_a_covered_folder_keeps_hard_links_and_the_mode_of_its_mount(box: Box) -> None:
+    home = box.image / "home/web"
+    home.mkdir(parents=True, exist_ok=True)
+    home.chmod(0o750)
+    (home / "one").write_text("x")
+    os.link(home / "one", home / "two")
+    box.add_mount("/home/web", "tmpfs", "tmpcopyup", "mode=1701", kind="tmpfs")
+    output = box.run("cd /home/web; stat -c %h one two; stat -c %a .")
+    assert output.split() == ["2", "2", "1701"]
+
+
 def test_a_tmpfs_that_is_too_small_for_its_copy_is_an_error(box: Box) -> None:
-    (box.image / "run/big").write_bytes(bytes(1 << 20))
+    (box.image / "run/big").write_bytes(os.urandom(1 << 20))
     box.add_mount("/run", "tmpfs", "tmpcopyup", "size=64k", kind="tmpfs")
     with pytest.raises(KernelError, match="tmpcopyup '/run': ENOSPC"):
         box.run("true")
