@@ -52,7 +52,7 @@ Outcome = TypeVar("Outcome")
 class Rootfs:
     """An image's configuration and files, for a container. `lower_dirs`: the paths of the unpacked
     layers, top first; for a mounted image only the path of `mount`. While this object exists, the
-    mount stays open, and the image keeps its form (mounted or unpacked)."""
+    mount stays open, and the image keeps its form (mounted or unpacked) and its last name."""
 
     image_id: str
     lower_dirs: list[Path]
@@ -213,7 +213,7 @@ class ImageService:
     async def remove(self, reference: str) -> None:
         """Remove names of an image. An image without any name left is removed from the store. An
         absent image is no error. Raises WrongState if no name would remain and containers use the
-        image.
+        image, also containers that are being created.
 
         - For a tag, removes this one name.
         - For a digest, removes all names with this digest in the same repository.
@@ -242,7 +242,14 @@ class ImageService:
             raise WrongState(
                 f"image {reference} is in use by container {', '.join(users[:_NAMES_SHOWN])}{more}"
             )
+        if self._has_rootfs(image.id):
+            raise WrongState(f"image {reference} is in use by a container that is being created")
         return names
+
+    def _has_rootfs(self, image_id: str) -> bool:
+        """Return whether a container that is being created uses the image. (`in_use` does not know
+        the container yet.)"""
+        return any(root.image_id == image_id for root in self._roots)
 
     async def rootfs(self, image_id: str) -> Rootfs:
         """Return the image's configuration and its unpacked layers or mount. Raises NotFound,
@@ -324,9 +331,7 @@ class ImageService:
         """
 
         def is_used() -> bool:
-            return bool(self.in_use(image_id)) or any(
-                root.image_id == image_id for root in self._roots
-            )
+            return bool(self.in_use(image_id)) or self._has_rootfs(image_id)
 
         with self._store.errors():
             return await self._store.convert(image_id, is_used)

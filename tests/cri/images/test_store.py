@@ -301,6 +301,20 @@ async def test_an_image_in_use_is_not_removed(tmp_path: Path, service: ImageServ
     assert await service.list() == []
 
 
+async def test_an_image_of_a_container_that_is_being_created_is_not_removed(
+    tmp_path: Path, service: ImageService
+) -> None:
+    """CreateContainer has the layers' paths before the container is in the index."""
+    built = await loaded(tmp_path, service, "a:1")
+    rootfs = await service.rootfs(built.id)
+    with pytest.raises(WrongState, match="in use by a container that is being created"):
+        await service.remove(built.id)
+    assert all(folder.is_dir() for folder in rootfs.lower_dirs)
+    del rootfs
+    await service.remove(built.id)
+    assert await service.list() == []
+
+
 async def test_shared_layers_stay_until_the_last_image_is_removed(
     tmp_path: Path, service: ImageService, each_store: str
 ) -> None:
