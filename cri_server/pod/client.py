@@ -12,6 +12,7 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -265,16 +266,23 @@ class ShimClient:
         containers_dir: str | os.PathLike[str],
         *,
         network: bool = False,
+        timeout_s: float | None = None,
     ) -> str | None:
         """Have the shim serve another pod: clients can then `connect` to the folder `sandbox_dir`.
 
         With `network` the shim creates a network namespace and keeps it open. Return the
         namespace's path, None without `network`. This call needs a connection to the shim's own
         folder, not to a pod's.
+
+        Raises TimeoutError after `timeout_s`; the shim then does not serve the pod later, either.
         """
-        with _listener(sandbox_dir) as listener:
-            request = messages.TakePod(os.fspath(sandbox_dir), os.fspath(containers_dir), network)
-            answer = await self._ask(request, messages.NetworkNamespace, [listener.fileno()])
+        deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
+        request = messages.TakePod(
+            os.fspath(sandbox_dir), os.fspath(containers_dir), network, deadline_s
+        )
+        async with asyncio.timeout(timeout_s):
+            with _listener(sandbox_dir) as listener:
+                answer = await self._ask(request, messages.NetworkNamespace, [listener.fileno()])
         return answer.netns_path
 
     async def shim(self) -> messages.ShimInfo:

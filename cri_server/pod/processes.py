@@ -161,20 +161,22 @@ class ShimProcesses:
         of pods by shim. Return the shim and, with `network`, the path of the pod's new network
         namespace.
 
-        Raises Unavailable when the shim does not answer, and Error when a shim cannot be forked.
+        Raises Unavailable when no shim answers, and Error when a shim cannot be forked.
         """
         await self.ready()
         while True:
             shim = self._least_loaded(pods) or await self._fork()
             shim.taking += 1
             try:
-                async with asyncio.timeout(ANSWER_S):
-                    path = await shim.client.take_pod(sandbox_dir, containers_dir, network=network)
+                path = await shim.client.take_pod(
+                    sandbox_dir, containers_dir, network=network, timeout_s=ANSWER_S
+                )
                 return shim.process, path
             except TimeoutError:
                 shim.silent = True
                 self._in_background(shim.await_answer())
-                raise Unavailable(f"the shim {shim.process.pid} does not answer") from None
+                if all(other.silent for other in self._shims):
+                    raise Unavailable(f"the shim {shim.process.pid} does not answer") from None
             except Unavailable:
                 if not shim.client.closed:
                     raise

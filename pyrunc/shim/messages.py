@@ -464,13 +464,16 @@ class TakePod(Request):
     """Serve a pod. The request's descriptor is the pod's listening socket. The answer is a
     `NetworkNamespace`.
 
-    `network`: the pod needs a network namespace, because it does not use the host's.
+    - `network`: the pod needs a network namespace, because it does not use the host's.
+    - `deadline_s`: the time (CLOCK_MONOTONIC) from which on the shim refuses the request, because
+      the server may have sent it to another shim.
     """
 
     call = "take_pod"
     sandbox_dir: AbsolutePath
     containers_dir: AbsolutePath
     network: bool = False
+    deadline_s: float | None = None
 
 
 class GetShim(Request):

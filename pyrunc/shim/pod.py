@@ -8,7 +8,6 @@ import signal
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, WrongState
 from pyrunc.kernel.fd import close_all
-from pyrunc.kernel.tree import remove_path
 from pyrunc.launch.run import drive
 from pyrunc.shim import compile, messages
 from pyrunc.shim.loop import LaunchSteps
@@ -720,10 +719,6 @@ class ShimPod:
         if self._ended:
             return
         self._ended = True
-        # `shutdown` is answered before the pod's forks have ended, so the server may have removed
-        # the folder.
-        for name in (messages.SOCKET, messages.SHIM_RECORD):
-            remove_path(f"{self.sandbox_dir}/{name}")
         self._pods.remove(self)
 
     def _container(self, container_id: str) -> SupervisedContainer:

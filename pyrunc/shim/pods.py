@@ -9,9 +9,16 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 
 from pyrunc import atomic_file
-from pyrunc.errors import InvalidArgument, KernelError, ResourceExhausted
+from pyrunc.errors import (
+    DeadlineExceeded,
+    Error,
+    InvalidArgument,
+    KernelError,
+    ResourceExhausted,
+)
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.tree import remove_path
 from pyrunc.shim import messages, pod, tree
@@ -68,7 +75,12 @@ class ShimPods:
             remove_path(f"{self._folder}/{name}")
 
     def remove(self, removed: pod.ShimPod) -> None:
-        """Stop serving this pod."""
+        """Stop serving this pod. Remove its socket and shim.json, unless they are another shim's by
+        now."""
+        folder = removed.sandbox_dir
+        if _is_named_in(folder):
+            for name in (messages.SOCKET, messages.SHIM_RECORD):
+                remove_path(f"{folder}/{name}")
         lock = self._locks.pop(removed)
         removed.close()
         os.close(lock)
@@ -90,6 +102,8 @@ class ShimPods:
             lock = _open_lock(request.sandbox_dir)
             if request.network:
                 network = self._take_network()
+            if request.deadline_s is not None and time.monotonic() >= request.deadline_s:
+                raise DeadlineExceeded(f"take_pod: too late for {request.sandbox_dir}")
             write_record(request.sandbox_dir)
             new_pod = pod.ShimPod(
                 self, request.sandbox_dir, request.containers_dir, fds[0], network
@@ -140,6 +154,15 @@ class ShimPods:
 def write_record(folder: str) -> None:
     """Write shim.json, which names this process as the one that serves the socket in `folder`."""
     atomic_file.write_json(f"{folder}/{messages.SHIM_RECORD}", _own_record().to_fields())
+
+
+def _is_named_in(folder: str) -> bool:
+    """Return whether shim.json in `folder` names this process."""
+    try:
+        record = atomic_file.read_json(f"{folder}/{messages.SHIM_RECORD}")
+        return messages.ShimRecord.of(record) == _own_record()
+    except (Error, OSError):  # the server has removed the folder, for example
+        return False
 
 
 def _own_record() -> messages.ShimRecord:

@@ -122,6 +122,21 @@ def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
     nothing_left(server)
 
 
+def test_pods_go_to_the_shims_that_answer(server: Server) -> None:
+    """The stopped shim refuses the request when it goes on."""
+    stopped, other = shims(server)
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        pods = [server.run_pod() for _ in range(2)]
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    assert {shim_pid(server, pod) for pod in pods} == {other}
+    assert wait_until(lambda: stopped in {shim_pid(server, server.run_pod()) for _ in range(2)}, 30)
+    assert {shim_pid(server, pod) for pod in pods} == {other}
+    server.remove_all()
+    nothing_left(server)
+
+
 def test_shims_without_pods_end_with_the_server(server: Server) -> None:
     pod = server.run_pod()
     shim = shim_pid(server, pod)

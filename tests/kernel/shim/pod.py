@@ -89,6 +89,11 @@ class TestPod:
         return self._client
 
     @property
+    def shim_client(self) -> ShimClient:
+        assert self._shim
+        return self._shim
+
+    @property
     def zygote(self) -> Zygote:
         assert self._zygote
         return self._zygote

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cri_server.pod.client import ShimClient
+from cri_server.pod.client import ShimClient, start_shim
 from cri_server.zygote.peer import wait_answer
 from pyrunc.errors import (
     AlreadyExists,
@@ -494,6 +494,35 @@ async def test_the_shim_records_its_pid_and_start_time(pod: TestPod) -> None:
     recorded = (pod.sandbox / "shim.json").read_text()
     assert f'"pid":{pod.pid}' in recorded and f'"start_time":{own.start_time}' in recorded
     assert Path(f"/proc/{pod.pid}/comm").read_text().strip() == "pyrunc-shim"
+
+
+async def test_a_request_to_take_a_pod_is_refused_after_its_deadline(pod: TestPod) -> None:
+    sandbox = pod.folder / "late"
+    sandbox.mkdir()
+    os.kill(pod.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError):
+            await pod.shim_client.take_pod(sandbox, pod.containers, timeout_s=0.01)
+    finally:
+        os.kill(pod.pid, signal.SIGCONT)
+    await pod.shim_client.shim()  # answers are in the order of the requests
+    assert not (sandbox / "shim.json").exists()
+
+
+async def test_the_end_of_a_pod_leaves_the_files_of_the_shim_that_has_taken_it_since(
+    pod: TestPod,
+) -> None:
+    folder = pod.folder / "other"
+    folder.mkdir()
+    other, shim = await start_shim(pod.zygote, folder, starter=pod.starter)
+    await shim.take_pod(pod.sandbox, pod.containers)
+    await pod.client.shutdown()
+    assert json.loads((pod.sandbox / "shim.json").read_text())["pid"] == other
+    client = await pod.connect()
+    await client.shutdown()
+    await until(lambda: not (pod.sandbox / "shim.json").exists())
+    shim.close()
+    await until(lambda: gone(other))
 
 
 async def test_the_shim_lowers_its_oom_score_where_permitted(pod: TestPod) -> None:
