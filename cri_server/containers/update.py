@@ -116,8 +116,7 @@ def _change_spec(context: UpdateContext, limits: api.LinuxContainerResources) ->
         oci_resources = resources.without_hugepages(
             resources.to_oci(limits), context.services.node.cgroup_controllers
         )
-        oci_resources["devices"] = spec["linux"]["resources"].get("devices", [])
-        spec["linux"]["resources"] = oci_resources
+        spec["linux"]["resources"] = resources.replace(spec["linux"]["resources"], oci_resources)
         spec["process"]["oomScoreAdj"] = resources.clamp_oom_score_adj(
             limits.oom_score_adj, context.services.node.oom_score_adj_floor
         )

@@ -10,6 +10,15 @@ from cri_server.api import api_pb2 as api
 from pyrunc.cgroups.convert import CORE_LIMITS
 from pyrunc.errors import InvalidArgument
 
+# The keys of OCI's tables that CRI sets.
+CPU = {
+    "shares": "cpu_shares",
+    "quota": "cpu_quota",
+    "period": "cpu_period",
+    "cpus": "cpuset_cpus",
+    "mems": "cpuset_mems",
+}
+MEMORY = ("limit", "swap")
 OOM_SCORE_RANGE = range(-1000, 1001)
 PAGE_SIZE = re.compile(r"[0-9]{1,9}[KMGT]B")  # as the kernel calls the files: hugetlb.2MB.max
 CGROUP_FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,200}")
@@ -23,13 +32,7 @@ def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
     container gets no swap.
     """
     check(request)
-    cpu = {
-        "shares": request.cpu_shares,
-        "quota": request.cpu_quota,
-        "period": request.cpu_period,
-        "cpus": request.cpuset_cpus,
-        "mems": request.cpuset_mems,
-    }
+    cpu = {key: getattr(request, name) for key, name in CPU.items()}
     result = {
         "cpu": {key: value for key, value in cpu.items() if value},
         "memory": _memory(request),
@@ -38,6 +41,16 @@ def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
         ],
         "unified": dict(request.unified),
     }
+    return {key: value for key, value in result.items() if value}
+
+
+def replace(current: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
+    """Return the OCI object `current` with `limits`, a result of `to_oci`, in place of all limits
+    that CRI can set. The others stay: those of NRI plugins and annotations, and devices."""
+    result = {**current, "hugepageLimits": [], "unified": {}, **limits}
+    for table, keys in (("cpu", CPU), ("memory", MEMORY)):
+        others = {key: v for key, v in current.get(table, {}).items() if key not in keys}
+        result[table] = {**others, **limits.get(table, {})}
     return {key: value for key, value in result.items() if value}
 
 

@@ -3,6 +3,7 @@ own initiative."""
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -90,6 +91,22 @@ def test_adjusted_limits_are_in_the_cgroup_and_in_the_status(
     with TestPlugin(nri_socket, handlers=adjusts(linux=Linux(resources=resources))):
         container = server.launch(server.run_pod())
         assert server.status(container).resources.linux.cpu_shares == 512
+
+
+def test_an_update_before_the_start_leaves_limits_that_cri_lacks(
+    server: Server, nri_socket: Path
+) -> None:
+    memory = api.LinuxMemory(reservation=api.OptionalInt64(value=1 << 20))
+    resources = api.LinuxResources(pids=api.LinuxPids(limit=77), memory=memory)
+    with TestPlugin(nri_socket, handlers=adjusts(linux=Linux(resources=resources))):
+        container = server.create(server.run_pod())
+        limits = cri.LinuxContainerResources(cpu_shares=222, memory_limit_in_bytes=1 << 26)
+        request = cri.UpdateContainerResourcesRequest(container_id=container, linux=limits)
+        server.runtime.UpdateContainerResources(request, timeout=30)
+        config = server.state / "containers" / container / "config.json"
+        written = json.loads(config.read_text())["linux"]["resources"]
+        assert written["pids"] == {"limit": 77} and written["cpu"]["shares"] == 222
+        assert written["memory"] == {"reservation": 1 << 20, "limit": 1 << 26, "swap": 1 << 26}
 
 
 def test_the_second_plugin_sees_the_first_and_may_not_contradict(

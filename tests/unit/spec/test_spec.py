@@ -168,6 +168,21 @@ def test_invalid_resources_are_refused(fields: dict[str, object]) -> None:
         resources.to_oci(api.LinuxContainerResources(**fields))  # type: ignore[arg-type]
 
 
+def test_limits_are_replaced_only_where_cri_has_them() -> None:
+    others = {"pids": {"limit": 7}, "blockIO": {"weight": 10}, "devices": [{"allow": False}]}
+    current = {
+        **others,
+        "cpu": {"shares": 2, "quota": 1000},
+        "memory": {"limit": 4096, "reservation": 1},
+        "unified": {"memory.high": "1"},
+    }
+    assert resources.replace(current, {"cpu": {"shares": 3}}) == {
+        **others,
+        "cpu": {"shares": 3},
+        "memory": {"reservation": 1},
+    }
+
+
 def test_an_update_changes_only_set_fields() -> None:
     current = api.LinuxContainerResources(cpu_shares=2, cpuset_cpus="0-1", memory_limit_in_bytes=5)
     merged = resources.merge(current, api.LinuxContainerResources(cpuset_cpus="1"))
