@@ -75,9 +75,9 @@ def test_every_parallel_spec_passes(node: SuiteNode) -> None:
 
 # Specs that need their own node: they change kubelet's configuration and restart it.
 SERIAL = (
-    # Of these, "Keeps device plugin assignments after kubelet restart and device plugin restart" can
-    # fail on a loaded machine: it asks kubelet once for the devices of its pods, maybe before the
-    # restarted kubelet has its pods (kubernetes issue 128114).
+    # Of these, "Keeps device plugin assignments after kubelet restart and device plugin restart"
+    # can fail on a loaded machine: it asks kubelet once for the devices of its pods, maybe before
+    # the restarted kubelet has its pods (kubernetes issue 128114).
     r"Device Plugin \[Serial\]",
     r"POD Resources API \[Serial\]",
     "Ensure Credential Pulled Images",
