@@ -7,6 +7,7 @@ import base64
 import json
 import os
 import random
+import ssl
 import subprocess
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -938,6 +939,40 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
     name = ["-addext", "subjectAltName=IP:127.0.0.1"]
     subprocess.run(["openssl", *command, *files, *name], check=True, capture_output=True)
     yield folder / "cert.pem", folder / "key.pem"
+
+
+@only_unpacked
+async def test_a_private_ca_without_key_usage_is_accepted(
+    tmp_path: Path, service: ImageService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python sets VERIFY_X509_STRICT from 3.13 on, which refuses such a CA."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(
+            ["openssl", *" ".join(arguments).split()], cwd=tmp_path, check=True, capture_output=True
+        )
+
+    new = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj"
+    openssl("req -x509 -days 2 -out ca.pem -keyout ca.key", new, "/CN=ca")
+    openssl("req -out request.pem -keyout key.pem", new, "/CN=test")
+    (tmp_path / "names").write_text("subjectAltName=IP:127.0.0.1")
+    openssl(
+        "x509 -req -in request.pem -CA ca.pem -CAkey ca.key -CAcreateserial -days 2"
+        " -extfile names -out cert.pem"
+    )
+    default = ssl.create_default_context
+
+    def strict() -> ssl.SSLContext:
+        context = default()
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    with Registry(tmp_path / "tls", tls=(tmp_path / "cert.pem", tmp_path / "key.pem")) as secure:
+        built = make()
+        secure.push("app:v1", built)
+        hosts_toml(tmp_path, secure.host, f'server = "{secure.url}"\nca = ["{tmp_path}/ca.pem"]\n')
+        assert await service.pull(f"{secure.host}/app:v1") == built.id
 
 
 @pytest.mark.parametrize("how", ["ca", "skip_verify", "crt"])
