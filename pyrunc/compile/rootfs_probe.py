@@ -94,6 +94,7 @@ def probe(
     directories = {i: is_folder for i, (_, is_folder) in own_binds.items()}
     destinations = {}
     modes = {}
+    earlier: set[str] = set()
     for i, mount in enumerate(spec.mounts):
         tree = descriptors.get(f"tree:{i}")
         if f"tree:{i}" in pinned:
@@ -104,10 +105,12 @@ def probe(
             directories[i] = S_ISDIR(os.fstat(tree).st_mode)
         destination = clean(mount.destination)
         # Each probe is an openat2(2), fstat(2) and close(2); a default configuration has all seven
-        # of these mounts.
-        if destination in _PLAIN:
+        # of these mounts. Below an earlier mount the root's files are hidden.
+        if destination in _PLAIN or _is_covered(destination, earlier):
+            earlier.add(destination)
             continue
         mode, real = _mode_and_path(root, destination)
+        earlier |= {destination, real}
         if real != destination:
             destinations[i] = real
         elif mode is not None and mount.type == "tmpfs" and S_ISDIR(mode):
@@ -217,6 +220,13 @@ def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
         if entry.container_id <= container_id < entry.container_id + entry.size:
             return entry.host_id + container_id - entry.container_id
     return container_id
+
+
+def _is_covered(path: str, mount_points: Collection[str]) -> bool:
+    """Return whether `path` or a folder above it is a mount point."""
+    while path not in mount_points and path != "/":
+        path = path.rpartition("/")[0] or "/"
+    return path in mount_points
 
 
 def _mode_and_path(root: int, path: str) -> tuple[int | None, str]:

@@ -226,3 +226,26 @@ def test_a_link_cannot_lead_a_bind_of_a_path_in_the_root_out_of_it(
     assert run(runtime, "cat /mnt/home/passwd", *mounts).ok().out == (
         (runtime.rootfs / "etc/passwd").read_text()
     )
+
+
+def test_links_of_the_image_do_not_count_below_an_earlier_mount(
+    runtime: Runtime, rootfs: Path, data: Path
+) -> None:
+    """The volume on /var/log/nginx covers the image's link to /dev/stdout. The next mount is in
+    the volume, and not on /dev/stdout."""
+    (rootfs / "var/log/nginx").mkdir(parents=True)
+    (rootfs / "var/log/nginx/access.log").symlink_to("/dev/stdout")
+    (rootfs / "var/data").symlink_to("/missing")
+    volume = data / "sub"
+    result = run(
+        runtime,
+        "cat /var/log/nginx/access.log /missing/a; cat /proc/self/mountinfo",
+        bind(volume, "/var/log/nginx"),
+        bind(data / "file", "/var/log/nginx/access.log"),
+        bind(volume, "/var/data"),
+        bind(data / "file", "/var/data/a"),
+    ).ok()
+    assert result.out.startswith("content\ncontent\n")
+    mounted = parse_mountinfo(result.out.partition("content\ncontent\n")[2])
+    assert {"/var/log/nginx/access.log", "/missing/a"} <= mounted.keys()
+    assert "/dev/stdout" not in mounted and (volume / "access.log").read_text() == ""
