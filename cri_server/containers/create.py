@@ -55,6 +55,7 @@ from cri_server.store import disk
 from cri_server.store.model import Container, Sandbox, copy
 from pyrunc import atomic_file
 from pyrunc.compile.requests import CgroupChoice, Overlay
+from pyrunc.compile.rootfs_probe import PASSWD_BELOW
 from pyrunc.errors import (
     AlreadyExists,
     InvalidArgument,
@@ -96,6 +97,7 @@ class CreateContext:
     volumes: list[mounts.MountRequest] = field(default_factory=list)
     placeholders: list[mounts.MountRequest] = field(default_factory=list)
     labels: labels.SelinuxLabels = labels.NONE
+    mounted_passwd: bytes | None = None
     built: build.Built | None = None
     container: Container | None = None
 
@@ -247,6 +249,7 @@ async def find_sources(context: CreateContext) -> None:
             context.requested_mounts,
             context.open_sources,
         )
+        context.mounted_passwd = await _read_mounted_passwd(context, timeout_s)
     cdi_names = cdi.names([device.name for device in config.CDI_devices], config.annotations)
     if cdi_names:
         folders = services.config.containers.cdi_dirs
@@ -267,6 +270,28 @@ async def find_sources(context: CreateContext) -> None:
         )
         requested_paths = {d.path for d in devices}
         context.devices = [d for d in context.devices if d.path not in requested_paths] + devices
+
+
+async def _read_mounted_passwd(context: CreateContext, timeout_s: float) -> bytes | None:
+    """Return the content of the /etc/passwd in the deepest bind mount over it; None without such a
+    mount, empty without a usable file. Raises DeadlineExceeded."""
+    covering = [
+        mount
+        for mount in context.requested_mounts
+        if mount.destination in PASSWD_BELOW and mount.source in context.open_sources.fds
+    ]
+    if not covering:
+        return None
+    mount = sorted(covering, key=lambda m: len(m.destination))[-1]
+    # A copy, because the abandoned thread of a missed deadline must not use a closed number.
+    number = os.dup(context.open_sources.fds[mount.source])
+    return await sources.run_with_deadline(
+        timeout_s,
+        f"path {mount.source!r}",
+        sources.read_passwd,
+        number,
+        PASSWD_BELOW[mount.destination],
+    )
 
 
 def _volumes(context: CreateContext) -> list[mounts.MountRequest]:
@@ -342,6 +367,7 @@ async def build_spec(context: CreateContext) -> None:
             settings=context.settings,
             hooks=context.hooks,
             labels=context.labels,
+            mounted_passwd=context.mounted_passwd,
         )
     )
     if context.checkpoint is not None:

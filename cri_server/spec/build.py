@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cri_server.api import api_pb2 as api
@@ -42,7 +42,8 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
 @dataclass(slots=True)
 class Inputs:
     """Everything that a container's spec depends on. The server has resolved the host paths of the
-    mounts and devices."""
+    mounts and devices. `mounted_passwd`: the content of the /etc/passwd that a mount brings, None
+    without such a mount."""
 
     container_id: str
     config: api.ContainerConfig
@@ -64,6 +65,7 @@ class Inputs:
     settings: ContainersConfig = field(default_factory=ContainersConfig)
     hooks: list[hooks.ConfiguredHook] = field(default_factory=list)
     labels: SelinuxLabels = NO_LABELS
+    mounted_passwd: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,9 @@ def build(inputs: Inputs) -> Built:
     request or the image, Unsupported for an AppArmor profile on a host without AppArmor."""
     context = inputs.config.linux.security_context
     user_ids = user.resolve(context, inputs.image.user, inputs.accounts)
+    # Only HOME: names and groups are those of the image, as under containerd.
+    if inputs.mounted_passwd is not None:
+        user_ids = replace(user_ids, home=user.home_of(user_ids.uid, inputs.mounted_passwd))
     granted = capabilities.to_oci(
         context, inputs.available_capabilities, inputs.settings.default_capabilities
     )

@@ -21,7 +21,9 @@ from cri_server.spec import path_length
 from cri_server.spec.mounts import MountRequest
 from cri_server.spec.open_sources import OpenSources
 from pyrunc.compile.bind_source import open_source
+from pyrunc.compile.rootfs_probe import read_mounted_passwd
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
+from pyrunc.kernel.fd import closing_fd
 from pyrunc.kernel.mountinfo import MountPoint, mount_of, mount_points
 from pyrunc.kernel.path import clean, open_folder_at
 
@@ -123,6 +125,14 @@ def open_real(path: str, destination: str, open_sources: OpenSources) -> str:
         number = open_source(real, destination, links=False)
     open_sources.add(real, destination, number, real)
     return real
+
+
+def read_passwd(mount: int, path: str) -> bytes:
+    """Return the content of the /etc/passwd at `path` in an open bind source, empty without a
+    regular file of at most 1 MiB. Closes `mount`. Can hang."""
+    with closing_fd(mount), contextlib.suppress(KernelError):
+        return read_mounted_passwd(mount, path)
+    return b""
 
 
 def real_path(path: str) -> str:

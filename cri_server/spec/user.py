@@ -82,6 +82,11 @@ def resolve(
     )
 
 
+def home_of(uid: int, passwd: bytes) -> str:
+    """Return the home of a user in the content of /etc/passwd, `/` without an entry."""
+    return _account(str(uid), Accounts.parse(passwd, b"")).home
+
+
 def _account(text: str, accounts: Accounts) -> Account:
     if not _is_number(text):
         for account in accounts.users:

@@ -14,7 +14,14 @@ from stat import S_ISDIR
 from pyrunc.compile.bind_source import bind_failed, describe_source, open_source
 from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
-from pyrunc.kernel.path import clean, open_beneath, open_in_root, read_in_root, resolve
+from pyrunc.kernel.path import (
+    clean,
+    open_beneath,
+    open_in_root,
+    read_in_root,
+    read_regular,
+    resolve,
+)
 from pyrunc.plan.model import RootfsFacts
 from pyrunc.plan.mounts import may_be_opened_inside
 
@@ -30,6 +37,9 @@ if TYPE_CHECKING:
 _PLAIN = frozenset(
     ("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup")
 )
+PASSWD = "/etc/passwd"
+# Mount points that cover the file -> its path in the mount, empty for the mounted file itself.
+PASSWD_BELOW = {"/": PASSWD, "/etc": "/passwd", PASSWD: ""}
 PASSWD_LIMIT_BYTES = 1 << 20
 DEVICE_NAME = "device:"  # and the path: the names of device files' descriptors
 KEEP_GROUPS = "run.oci.keep_original_groups"
@@ -121,7 +131,9 @@ def probe(
         {i: path for i, (path, _) in own_binds.items()},
         destinations,
         modes,
-        "" if process is None or has_home(process.env) else home(root, process.user.uid),
+        ""
+        if process is None or has_home(process.env)
+        else _home_in(_read_passwd(spec, descriptors, own_binds, sources), process.user.uid),
         _reopened_nulls(spec, nulls),
         {name[len(DEVICE_NAME) :]: name for name in descriptors if name.startswith(DEVICE_NAME)},
         () if pivot else whole_instances(),
@@ -169,11 +181,48 @@ def home(root: int, uid: int) -> str:
     """Return the home of the user `uid` from /etc/passwd beneath `root`; empty if the file has
     none. NSS is not used, because it would run the container's libraries."""
     try:
-        content = read_in_root(root, "/etc/passwd", PASSWD_LIMIT_BYTES)
+        return _home_in(read_in_root(root, PASSWD, PASSWD_LIMIT_BYTES), uid)
     except KernelError:
         return ""
+
+
+def _read_passwd(
+    spec: Spec,
+    descriptors: Mapping[str, int],
+    own_binds: Mapping[int, tuple[str, bool]],
+    sources: Mapping[str, BindSource],
+) -> bytes:
+    """Return the content of the /etc/passwd that the container will have: that of the last mount
+    over it, else that of the root. Empty if there is none."""
+    try:
+        for i, mount in reversed(tuple(enumerate(spec.mounts))):
+            path = PASSWD_BELOW.get(clean(mount.destination))
+            # The storage of known sources is not accessed (`probe`).
+            if path is None or mount.source in sources:
+                continue
+            if i in own_binds:
+                source = open_source(own_binds[i][0], mount.destination, links=False)
+                with closing_fd(source):
+                    return read_mounted_passwd(source, path)
+            tree = descriptors.get(f"tree:{i}")
+            return b"" if tree is None else read_mounted_passwd(tree, path)
+        return read_in_root(descriptors["root"], PASSWD, PASSWD_LIMIT_BYTES)
+    except KernelError:
+        return b""
+
+
+def read_mounted_passwd(mount: int, path: str) -> bytes:
+    """Return the content of the file at `path` in a mount, with links resolved in the mount; of
+    the mounted file if `path` is empty. Raises KernelError, also for a file that is not regular or
+    too large."""
+    if path:
+        return read_in_root(mount, path, PASSWD_LIMIT_BYTES)
+    return read_regular(mount, PASSWD, PASSWD_LIMIT_BYTES)
+
+
+def _home_in(passwd: bytes, uid: int) -> str:
     uid_field = str(uid).encode()
-    for line in content.splitlines():
+    for line in passwd.splitlines():
         fields = line.split(b":")
         if len(fields) >= 6 and fields[2] == uid_field:
             # The content is the image's: a NUL would end the variable in the middle.

@@ -153,7 +153,12 @@ def open_regular_in_root(root_fd: int, path: str) -> int:
     The kind is checked on an O_PATH descriptor first, because an open has effects: a device in an
     image may be the machine's watchdog, a pipe may block.
     """
-    with closing_fd(open_in_root(root_fd, path)) as place, kernel_errors("open", quoted(path)):
+    with closing_fd(open_in_root(root_fd, path)) as place:
+        return _reopen_regular(place, path)
+
+
+def _reopen_regular(place: int, path: str) -> int:
+    with kernel_errors("open", quoted(path)):
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise KernelError("open", quoted(path), errno.EINVAL, "not a regular file")
         # By procfs this opens the file that was checked; its name may be another file's by now.
@@ -173,7 +178,14 @@ def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> in
 def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
     """Return the content of a regular file inside the root. Raises KernelError: EFBIG for more than
     `limit_bytes`, EINVAL when it is not a regular file."""
-    with open(open_regular_in_root(root_fd, path), "rb", buffering=0) as file:
+    with closing_fd(open_in_root(root_fd, path)) as place:
+        return read_regular(place, path, limit_bytes)
+
+
+def read_regular(place: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
+    """Return the content of the regular file of the O_PATH descriptor `place`. `path`: the file's
+    name for errors, which are those of `read_in_root`."""
+    with open(_reopen_regular(place, path), "rb", buffering=0) as file:
         content = b""
         # Not by the size of fstat(2): the file may be on a volume, and grow while it is read.
         while part := file.read(limit_bytes + 1 - len(content)):

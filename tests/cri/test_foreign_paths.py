@@ -168,8 +168,9 @@ def test_a_start_that_waits_for_the_volume_delays_no_other_start(
 def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
     server: Server, volume: fuse.Volume
 ) -> None:
-    """An empty HOME of a container is replaced when the container is created. A command with an
-    empty HOME of its own waits for the volume, and the shim continues meanwhile."""
+    """An empty HOME of a container is replaced when the container is created, here by the home of
+    a user whom the volume's file does not have. A command with an empty HOME of its own waits for
+    the volume, and the shim continues meanwhile."""
     pod = server.run_pod()
     passwd = api.Mount(container_path="/etc/passwd", host_path=str(volume.path / "file"))
     config = container_config(server, passwd, name="first")
@@ -178,7 +179,7 @@ def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
     second = server.launch(pod, container_config(server, name="second"))
     show = ("sh", "-c", "echo $HOME")
     volume.hang()
-    assert server.output(first, *show) == "/root\n"
+    assert server.output(first, *show) == "/\n"
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(cli, server, "exec", "-e", "HOME=", first, *show)
         assert wait_until(lambda: volume.waiting, 30)

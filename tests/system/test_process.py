@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,42 @@ def test_home_comes_from_the_containers_passwd(runtime: Runtime) -> None:
         runtime.run("sh", "-c", "echo $HOME", change=process(user={"uid": 77, "gid": 77})).ok().out
         == "/\n"
     )
+
+
+@pytest.mark.parametrize("bound", ["/etc/passwd", "/etc", "link", "peer", "tmpfs", "both"])
+def test_home_comes_from_the_passwd_file_that_is_mounted(
+    runtime: Runtime, tmp_path: Path, bound: str
+) -> None:
+    """As in runc and crun: the mounted file counts, also for a user that the image does not have.
+    An absolute link in a volume does not lead to the host's file."""
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    (etc / "passwd").write_text("app:x:77:77::/srv/app:/bin/sh\n")
+    (tmp_path / "secret").write_text("app:x:77:77::/secret:/bin/sh\n")
+
+    def change(config: dict[str, Any]) -> None:
+        config["process"]["user"] = {"uid": 77, "gid": 77}
+        mounts = {"/etc": etc} if bound != "/etc/passwd" else {"/etc/passwd": etc / "passwd"}
+        if bound == "both":
+            (etc / "passwd").write_text("")
+            (tmp_path / "passwd").write_text("app:x:77:77::/srv/app:/bin/sh\n")
+            mounts["/etc/passwd"] = tmp_path / "passwd"
+        elif bound == "link":
+            (etc / "passwd").unlink()
+            (etc / "passwd").symlink_to(tmp_path / "secret")
+        for destination, source in mounts.items():
+            config["mounts"].append(
+                {"destination": destination, "type": "bind", "source": str(source),
+                 "options": ["rbind", "ro"]}
+            )  # fmt: skip
+        if bound == "tmpfs":
+            config["mounts"][-1] = {"destination": "/etc", "type": "tmpfs", "source": "tmpfs"}
+        elif bound == "peer":
+            # The runtime opens this bind: one of the container's process cannot be a peer.
+            config["mounts"][-1]["options"].append("rshared")
+
+    home = "/" if bound in ("link", "tmpfs") else "/srv/app"
+    assert runtime.run("sh", "-c", "echo $HOME", change=change).ok().out == f"{home}\n"
 
 
 def test_a_process_has_its_working_directory(runtime: Runtime) -> None:

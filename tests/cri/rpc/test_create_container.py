@@ -147,6 +147,20 @@ def test_a_container_has_its_user_and_groups(server: Server) -> None:
     assert (status.uid, status.gid, list(status.supplemental_groups)) == (33, 33, [33, 50, 1234])
 
 
+@pytest.mark.parametrize("destination", ["/etc/passwd", "/etc"])
+def test_home_comes_from_the_passwd_file_that_is_mounted(
+    server: Server, tmp_path: Path, destination: str
+) -> None:
+    (tmp_path / "..data").mkdir()
+    (tmp_path / "..data/passwd").write_text("app:x:1234:0::/srv/app:/bin/sh\n")
+    (tmp_path / "passwd").symlink_to("..data/passwd")
+    source = tmp_path / "passwd" if destination == "/etc/passwd" else tmp_path
+    config = secured(server, run_as_user=api.Int64Value(value=1234))
+    config.mounts.add(container_path=destination, host_path=str(source))
+    container = server.launch(server.run_pod(), config)
+    assert server.output(container, "sh", "-c", "echo $HOME") == "/srv/app\n"
+
+
 @pytest.mark.requirement("8.2", "8.6", "8.8", "14.3")
 def test_a_container_has_its_capabilities_seccomp_and_no_new_privileges(server: Server) -> None:
     def status_of(container: str) -> dict[str, str]:
