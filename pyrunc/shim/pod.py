@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from pyrunc.container.state import State
     from pyrunc.ipc import Message
     from pyrunc.shim.compile import CompiledContainer, CompiledPause, Prepared
+    from pyrunc.shim.loop import Timer
     from pyrunc.shim.pods import ShimPods
     from pyrunc.shim.reaper import ProcessEnd
     from pyrunc.shim.serve import ClientConnection, Handler, ShimCall
@@ -51,6 +52,8 @@ GROUP_RETRY_S = 0.1
 GROUP_TRIES = 50
 END_RETRY_S = 0.02
 END_TRIES = 500
+# The server kills a shim that has not ended a pod within 20 s (`pod.SHIM_TIMEOUT_S`).
+FOLDER_WAIT_S = 15.0
 # A server may die between `take_pod` and its first call, and never come back.
 ABANDONED_AFTER_S = 60.0
 
@@ -86,9 +89,9 @@ class ShimPod:
         self._network = network
         self._ended = False
         self._kill_counts = KillCounts()
-        # Numbers of running commands of other runtimes, by container id.
-        self._commands_in_folder: dict[str, int] = {}
-        self._waiting: list[ShimCall] = []  # for the end of some of these commands
+        # Time limit of running hooks and commands of other runtimes -> container id.
+        self._folder_uses: dict[Timer, str] = {}
+        self._waiting: list[ShimCall] = []  # for the end of some of these
         self._signals_in_flight: set[tuple[str, int]] = set()
         self._server = ShimServer(self.loop, listener, self._calls(), self._kill_execs_of)
         self.loop.after(ABANDONED_AFTER_S, self._end_if_abandoned)
@@ -359,6 +362,10 @@ class ShimPod:
             self._clear_away(compiled.cgroup)
             container.failed(error)
             call.fail(error)
+            # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of
+            # delete. Another runtime has run its command already.
+            if compiled.poststop and compiled.file.runtime is None:
+                self._after_stop(container)
 
         steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
         forked = self._starter.waits(compiled)
@@ -415,42 +422,48 @@ class ShimPod:
         self._pods.keeper.drop(messages.StoredContainer.name_of(container.id))
         self._server.event(container.exited().replace(container=container.id))
         compile.forget(container.directory)
-        if container.of_other_runtime:
-            self._delete(container)
-            return
-        self._remove(container.group)
-        if container.has_poststop:
-            self._in_background(
-                lambda: self._starter.after_stop(container.id, container.directory), _warn_of
-            )
+        if not container.of_other_runtime:
+            self._remove(container.group)
+        if container.of_other_runtime or container.has_poststop:
+            self._after_stop(container)
 
-    def _delete(self, container: SupervisedContainer) -> None:
-        """Run the other runtime's command that deletes the container, in the background. `forget`
-        waits for it, because the command needs the container's folder."""
+    def _after_stop(self, container: SupervisedContainer) -> None:
+        """Run what follows the container's end in the background: its poststop hooks, or the other
+        runtime's command that deletes it."""
 
         def done(error: Exception | None) -> None:
             if error is not None:
-                warn(f"container {container.id}: its runtime cannot delete it: {error}")
-            self._remove(container.group)
-            self._leave_folder(container.id)
+                warn(f"container {container.id}: cannot clean up after its end: {error}")
+            if container.of_other_runtime:
+                self._remove(container.group)
 
-        self._use_folder(container.id)
-        self._in_background(
-            lambda: self._starter.after_stop(container.id, container.directory), done
+        self._in_folder(
+            container, lambda: self._starter.after_stop(container.id, container.directory), done
         )
 
-    def _use_folder(self, container_id: str) -> None:
-        """Count a command of the other runtime that begins to use the container's folder. `forget`
-        and `shutdown` wait until `_leave_folder` is called, so that the folder remains."""
-        self._commands_in_folder[container_id] = self._commands_in_folder.get(container_id, 0) + 1
+    def _in_folder(
+        self,
+        container: SupervisedContainer,
+        work: Callable[[], None],
+        on_end: Callable[[Exception | None], None],
+    ) -> None:
+        """Run `work`, which uses the container's folder, as `_in_background` does. `forget` and
+        `shutdown` wait for its end, for at most FOLDER_WAIT_S, so that the folder remains."""
 
-    def _leave_folder(self, container_id: str) -> None:
-        self._commands_in_folder[container_id] -= 1
-        if not self._commands_in_folder[container_id]:
-            del self._commands_in_folder[container_id]
+        def leave() -> None:
+            use.cancel()
+            self._folder_uses.pop(use, None)
             waiting, self._waiting = self._waiting, []
             for call in waiting:
                 self._server.dispatch(call)
+
+        def ended(error: Exception | None) -> None:
+            on_end(error)
+            leave()
+
+        use = self.loop.after(FOLDER_WAIT_S, leave)
+        self._folder_uses[use] = container.id
+        self._in_background(work, ended)
 
     def _signal_by_runtime(self, container: SupervisedContainer, number: int) -> None:
         """Run the other runtime's command that sends a signal, in the background. Does nothing
@@ -464,11 +477,11 @@ class ShimPod:
             self._signals_in_flight.discard(key)
             if error is not None and container.running:
                 warn(f"container {container.id}: cannot send signal {number}: {error}")
-            self._leave_folder(container.id)
 
         self._signals_in_flight.add(key)
-        self._use_folder(container.id)
-        self._in_background(lambda: self._starter.send_signal(container.directory, number), done)
+        self._in_folder(
+            container, lambda: self._starter.send_signal(container.directory, number), done
+        )
 
     def _stop(self, call: ShimCall, request: messages.Stop) -> None:
         self._container(request.container).stop(call, _checked(request.signal), request.timeout_s)
@@ -497,7 +510,7 @@ class ShimPod:
         container = self._containers.get(request.container)
         if container and not container.exit:
             raise WrongState(f"container {container.id} is still running")
-        if container and container.id in self._commands_in_folder:
+        if container and container.id in self._folder_uses.values():
             self._waiting.append(call)
             return
         if container:
@@ -676,7 +689,7 @@ class ShimPod:
             raise WrongState(
                 f"still running in this pod: {', '.join(running) or 'its pause process'}"
             )
-        if self._commands_in_folder:
+        if self._folder_uses:
             self._waiting.append(call)
             return
         call.answer()

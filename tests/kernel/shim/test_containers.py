@@ -24,6 +24,7 @@ from tests.kernel.shim.pod import (
     TestPod,
     children,
     gone,
+    open_gate,
     read_all,
     read_some,
     until,
@@ -378,6 +379,36 @@ async def test_a_failing_hook_is_a_start_error(pod: TestPod) -> None:
     assert pod.exit_record("a")["reason"] == "StartError"
     await until(lambda: not pod.cgroup("a").exists())
     assert pod.logged("a") == b""
+
+
+@pytest.mark.parametrize("failed", [False, True])
+async def test_poststop_hooks_run_before_the_container_is_forgotten(
+    pod: TestPod, failed: bool
+) -> None:
+    """They also run after a failed start. The hook waits at a named pipe."""
+    gate, trace = pod.folder / "gate", pod.folder / "trace"
+    os.mkfifo(gate)
+    pod.container("a", "true")
+    path = pod.containers / "a" / "config.json"
+    script = f"cat > {trace}; read -r x < {gate}; cat {path} >> {trace}"
+    hooks = {
+        "createRuntime": [{"path": "/bin/false" if failed else "/bin/true"}],
+        "poststop": [{"path": "/bin/sh", "args": ["sh", "-c", script]}],
+    }
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"hooks": hooks}))
+    if failed:
+        with pytest.raises(Error, match="createRuntime hook #0"):
+            await pod.start("a")
+    else:
+        await pod.start("a")
+        assert (await pod.exited("a")).exit_code == 0
+    forgetting = asyncio.create_task(pod.client.forget("a"))
+    await until(lambda: trace.exists() and '"stopped"' in trace.read_text())
+    await pod.client.state()  # answered after `forget` was received
+    assert not forgetting.done()
+    await open_gate(gate)
+    await forgetting
+    assert "cgroupsPath" in trace.read_text()
 
 
 async def test_a_worker_killed_during_a_start_leaves_nothing(pod: TestPod) -> None:
