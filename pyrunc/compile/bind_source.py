@@ -14,14 +14,15 @@ from stat import S_ISDIR
 
 from pyrunc.abi.file import AT_FDCWD, O_CLOEXEC, O_PATH, RESOLVE_NO_SYMLINKS
 from pyrunc.errors import KernelError
+from pyrunc.kernel.fd import closing_fd, read_file
 from pyrunc.kernel.path import openat2
 from pyrunc.plan.model import LINK_CAME
 from pyrunc.records import Record
 
 
 class BindSource(Record):
-    """The source of a bind mount. `path`: its real path; `is_our_root`: it is the root directory of
-    our process."""
+    """The source of a bind mount. `path`: its real path, empty if our mount namespace does not have
+    it; `is_our_root`: it is the root directory of our process."""
 
     path: str
     is_directory: bool
@@ -33,6 +34,8 @@ class BindSource(Record):
         source by its path and bind it. False for:
 
         - a pipe, which has no path
+        - a file of another mount namespace, to which a link through /proc/PID/root leads; the
+          kernel refuses to bind it (EINVAL)
         - paths below /proc, where the process sees other files than we do
         - our own root directory: the process has mounted the container's root there, and would bind
           that as well
@@ -70,10 +73,29 @@ def describe_source(number: int, path: str = "") -> BindSource:
     return while the storage does not answer. Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
-        path or os.readlink(f"/proc/self/fd/{number}"),
+        path or _real_path(number),
         S_ISDIR(status.st_mode),
         (status.st_dev, status.st_ino) == (own.st_dev, own.st_ino),
     )
+
+
+def _real_path(number: int) -> str:
+    """Return the path of an open file; empty if that path does not lead to the same file in the
+    same mount."""
+    path = os.readlink(f"/proc/self/fd/{number}")
+    try:
+        # The path of a file in another mount namespace may be another file's in ours.
+        with closing_fd(os.open(path, O_PATH | os.O_NOFOLLOW | O_CLOEXEC)) as again:
+            return path if _mount_and_inode(number) == _mount_and_inode(again) else ""
+    except OSError:  # a pipe, or a file that has no path here
+        return ""
+
+
+def _mount_and_inode(number: int) -> list[bytes]:
+    """Return the lines `mnt_id` and `ino` of an open file (proc_pid_fdinfo(5)); unlike fstat(2),
+    this does not access the file's storage."""
+    lines = read_file(f"/proc/self/fdinfo/{number}").split(b"\n")
+    return [line for line in lines if line.startswith((b"mnt_id:", b"ino:"))]
 
 
 def bind_failed(source: str, destination: str, number: int, note: str = "") -> KernelError:

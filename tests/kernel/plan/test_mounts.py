@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -447,6 +448,36 @@ def in_namespace(check: object) -> None:
             os._exit(1)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_a_source_in_another_mount_namespace_is_refused(box: Box, tmp_path: Path) -> None:
+    """The link leads to a folder below /proc/PID/root, which the kernel does not bind. Its path is
+    that of another folder on the host, which is not mounted instead."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "file").write_text("of the host\n")
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if not pid:
+        try:
+            namespace.unshare(0x20000)
+            km.mount(None, "/", None, MS_REC | (1 << 18))
+            km.mount("tmpfs", str(data), "tmpfs")
+            os.write(writing, b"!")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writing)
+    try:
+        assert os.read(reading, 1)
+        (tmp_path / "link").symlink_to(f"/proc/{pid}/root{data}")
+        box.bind(tmp_path / "link", "/data")
+        with pytest.raises(KernelError, match="/link' on '/data': EINVAL"):
+            box.run("cat /data/file")
+    finally:
+        os.close(reading)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 @pytest.mark.parametrize("layers", [1, 2, 40])
