@@ -287,6 +287,9 @@ class Shims:
     ) -> bool:
         for delay_s in TAKE_OVER_AFTER_S:
             await asyncio.sleep(delay_s)
+            # A shim that has failed to take over a process serves other pods, so it is tried again.
+            if self._connection(sandbox) is None:
+                await self._end_rest_of_shim(sandbox)
             try:
                 await self._take_over_pod(sandbox, living, sessions)
             except (Error, OSError) as error:
@@ -305,9 +308,7 @@ class Shims:
     async def _take_over_pod(
         self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]
     ) -> None:
-        # A shim that has failed to take over a process serves other pods, so it is tried again.
         if self._connection(sandbox) is None:
-            await self._end_rest_of_shim(sandbox)
             await shield_until_done(self.start(sandbox))  # a cancelled fork would leave a shim
         client = self._still_connected(sandbox)
         stored = await self.stored.ids()
