@@ -106,14 +106,14 @@ class ImageService:
         self._certs_dirs, self._no_progress_timeout_s = tuple(certs_dirs), no_progress_timeout_s
 
     async def start(self) -> None:
-        """Create or read the store, and remove content that no image needs. Call once, before any
-        other method.
+        """Create or read the store, and remove content that neither an image nor a container needs.
+        Call once, before any other method.
 
         Raises ResourceExhausted, KernelError, Unsupported (images are to be mounted, and this
         kernel cannot mount them).
         """
         with self._store.errors():
-            await self._store.open()
+            await self._store.open(self.in_use)
         self._dropping = asyncio.create_task(self._drop_tar_pages())
 
     async def _drop_tar_pages(self) -> None:

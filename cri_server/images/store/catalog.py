@@ -281,7 +281,7 @@ class Catalog:
             except NotUnpacked:
                 not_unpacked.append(name)
                 continue
-            except Error as error:
+            except (Error, OSError) as error:  # OSError: the disk cannot read a file of this image
                 log.warning("image %s is removed from the store: %s", name, error)
                 continue
             complete.append(name)
@@ -484,14 +484,14 @@ class Catalog:
         """Return a Name without repository and tag for each complete image among the blobs."""
         images = []
         for digest in self._blobs.digests():
-            size = self._blobs.size(digest) or 0
-            if not is_digest(digest) or size > manifests.LIMIT_BYTES:
-                continue
             try:
+                size = self._blobs.size(digest) or 0
+                if not is_digest(digest) or size > manifests.LIMIT_BYTES:
+                    continue
                 data = self._blobs.read(digest, manifests.LIMIT_BYTES)
                 target = Descriptor(manifests.media_type(data), digest, size)
                 self.read(target)
-            except Error:
+            except (Error, OSError):
                 continue
             images.append(Name("", None, target))
         # An index leads to a manifest that is found, too: without names one of them is enough.

@@ -9,6 +9,7 @@ a changed block, and a replaced file is not mounted.
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from collections.abc import Sequence
@@ -24,6 +25,8 @@ from pyrunc.compile.image_mount import MountedImage
 from pyrunc.errors import NotFound
 from pyrunc.kernel import verity
 from pyrunc.kernel.fd import closing_fd
+
+log = logging.getLogger(__name__)
 
 DROPPED_LIMIT = 100  # descriptors of dropped files; beyond it files are freed at once
 _DIGITS = frozenset("0123456789abcdef")
@@ -42,7 +45,8 @@ class LayerFiles:
         self._dropped: list[int] = []
 
     def prepare(self) -> None:
-        """Create the folders, and load the names and sizes of the files in them."""
+        """Create the folders, and load the names and sizes of the files in them. A file whose
+        fs-verity digest cannot be read is removed."""
         self.place.mkdir(exist_ok=True)
         for folder in (self._tars, self._indexes):
             folder.mkdir(parents=True, exist_ok=True)
@@ -64,10 +68,16 @@ class LayerFiles:
         atomic_file.remove_leftovers(str(self._verity))
         names = {self._name(path): path for path in self._sizes}
         for record in list(self._verity.iterdir()):
-            if record.name in names:
-                self._digests[names[record.name]] = record.read_text()
-            else:
+            path = names.get(record.name)
+            if path is None:
                 record.unlink()
+                continue
+            try:
+                self._digests[path] = record.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                log.warning("%s is removed from the store: %s", path, error)
+                record.unlink()
+                self.drop(path)
 
     @staticmethod
     def _name(path: Path) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
 from cri_server.images.formats.digests import digest_from_hex
+from cri_server.images.formats.manifest import LIMIT_BYTES, parse_config
 from cri_server.images.store.blobs import Blobs
 from cri_server.images.store.catalog import Catalog, Content, Name, StorePolicy
 from cri_server.images.store.layer_files import LayerFiles
@@ -75,9 +76,10 @@ class Store:
         full disk, else to KernelError."""
         return disk_errors("write to the image store", str(self.root))
 
-    async def open(self) -> None:
+    async def open(self, in_use: Callable[[str], Sequence[str]]) -> None:
         """Create or read the store, make missing layers of listed images again, and remove content
-        that no image needs.
+        that neither an image nor a container needs. `in_use(image_id)`: returns the ids of the
+        containers that use an image.
 
         Raises Unsupported when images are to be mounted and this kernel cannot mount them.
         """
@@ -86,7 +88,27 @@ class Store:
                 await self._rebuild(name)
             except Error as error:
                 log.warning("image %s is removed from the store: %s", name, error)
+        unlisted = [d for d in await in_thread(self._unlisted) if in_use(d)]
+        # Never removed: these containers may run until the server ends.
+        self._leases.add(await in_thread(lambda: self._keys_of(unlisted)))
         await self.collect()
+
+    def _unlisted(self) -> set[str]:
+        return set(self.blobs.digests()) - set(self.catalog.used_blobs())
+
+    def _keys_of(self, image_ids: Iterable[str]) -> list[str]:
+        """Return the keys for leases on configuration and layers of images that are not listed,
+        because one of their files is damaged. An image with an unreadable configuration is left
+        out."""
+        keys: list[str] = []
+        for image_id in image_ids:
+            try:
+                diff_ids = parse_config(self.blobs.read(image_id, LIMIT_BYTES)).diff_ids
+            except (Error, OSError) as error:
+                log.warning("the layers of image %s may be removed: %s", image_id, error)
+            else:
+                keys += [image_id, *chain_ids(diff_ids), *diff_ids]
+        return keys
 
     def _open(self) -> list[Name]:
         self.blobs.prepare()

@@ -70,7 +70,7 @@ class Layers:
         for name in os.listdir(self._folder):
             try:
                 self._list(digest_from_hex(name), Layer.read(str(self._folder / name)))
-            except (NotFound, DamagedRecord, NotADirectoryError):
+            except (NotFound, DamagedRecord, OSError):
                 self._throw_away(self._folder / name)
 
     def get(self, chain_id: str) -> Layer | None:

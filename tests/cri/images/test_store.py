@@ -454,6 +454,55 @@ async def test_only_the_damaged_image_is_dropped(
     assert len(await again.list()) == 2
 
 
+@pytest.mark.parametrize("what", ["manifest", "config", "layer", "record", "verity"])
+async def test_a_file_that_the_disk_cannot_read_damages_one_image(
+    tmp_path: Path, service: ImageService, each_store: str, what: str
+) -> None:
+    """A loop of links stands for an unreadable sector: stat(2) and open(2) fail with ELOOP."""
+    good, bad = make(1), make(2, layers=1)
+    await service.load(archive(tmp_path, docker_archive({"good:1": good, "bad:1": bad})))
+    store = tmp_path / "images"
+    [target] = [n for n in service._store.catalog._names if n.repository.endswith("bad")]
+    [diff_id] = service._store.catalog.content(bad.id).diff_ids
+    name = diff_id.removeprefix("sha256:")
+    path = {
+        "manifest": Path(service._store.blobs.path(target.target.digest)),
+        "config": Path(service._store.blobs.path(bad.id)),
+        "layer": Path(service._store.blobs.path(digest_of(bad.layers[0]))),
+        "record": store / "layers" / name / "layer.json",
+        "verity": store / "verity" / f"tars-{name}",
+    }[what]
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(path)
+    again = await reopened(tmp_path)
+    assert good.id in [i.id for i in await again.list()]
+    await again.load(tmp_path / "archive.tar")
+    assert len(await again.list()) == 2
+    assert texts(await again.rootfs(bad.id), "top")
+
+
+@only_unpacked
+@pytest.mark.parametrize("what", ["manifest", "layer"])
+async def test_layers_that_a_container_uses_outlive_their_damaged_image(
+    tmp_path: Path, service: ImageService, what: str
+) -> None:
+    built = await loaded(tmp_path, service, "a:1")
+    content = service._store.catalog.content(built.id)
+    [name] = service._store.catalog.names_of(built.id)
+    digest = name.target.digest if what == "manifest" else content.manifest.layers[0].digest
+    Path(service._store.blobs.path(digest)).write_bytes(b"")
+    roots = (await service.rootfs(built.id)).lower_dirs
+    before = [snapshot(root) for root in roots]
+    for _ in range(2):
+        again = await reopened(
+            tmp_path, in_use=lambda image_id: ["web"] if image_id == built.id else []
+        )
+        assert await again.list() == [] and [snapshot(root) for root in roots] == before
+    await reopened(tmp_path)
+    assert not any(root.exists() for root in roots)
+
+
 @only_unpacked
 @pytest.mark.parametrize("what", ["one record", "one layer", "all layers"])
 async def test_lost_layers_are_unpacked_again(
