@@ -389,8 +389,8 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Run `take`, which moves a finished file into the store, in a thread. Wait for its end
-        even when the caller is cancelled."""
+        """Run `take`, which moves a finished file or folder into the store, in a thread. Wait for
+        its end even when the caller is cancelled, who would then delete the folder."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 
@@ -442,7 +442,7 @@ class LayerMaker:
                     await layer.below.wait()
                 async with self._commits.hold(f"layer {layer.chain[-1]}", watch.paused()):
                     if self._layers.get(layer.chain[-1]) is None:  # an existing one may be in use
-                        await in_thread(lambda: self._layers.commit(folder, layer.chain))
+                        await self._commit(lambda: self._layers.commit(folder, layer.chain), watch)
             self._verified.add(layer.descriptor.digest, layer.diff_id)
 
     def _open_layer(self, layer: _LayerToUnpack) -> int:

@@ -10,7 +10,7 @@ import random
 import ssl
 import subprocess
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -21,6 +21,8 @@ from cri_server.images.formats import manifest as types
 from cri_server.images.formats.digests import digest_of
 from cri_server.images.model import Auth, Progress
 from cri_server.images.service import ImageService
+from cri_server.images.store.unpacked_layers import Layers
+from cri_server.images.waiting import in_thread
 from pyrunc.errors import Error, NotFound, PeerError
 from tests.cri.images import taken_over
 from tests.cri.images.conftest import only_unpacked, texts, with_jobs
@@ -550,6 +552,34 @@ async def test_a_cancelled_unpack_leaves_nothing(
     begun = "layer-*/tree/folder-9" if each_store == "unpacked" else "layer-*/tar"
     assert await asyncio.to_thread(wait_for, lambda: any(ingest.glob(begun)), 60)
     pull.cancel()
+    await asyncio.wait([pull], timeout=60)
+    assert pull.cancelled() and left_over(tmp_path) == set()
+
+
+@only_unpacked
+async def test_a_cancelled_unpack_waits_for_its_commit(
+    tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of the layer would be deleted while it is renamed into the store, and the hollow
+    layer would be used by the next pull."""
+    abort, _ = in_thread.__defaults__ or ()
+    monkeypatch.setattr(in_thread, "__defaults__", (abort, 0.1))
+    registry.push("app:v1", make())
+    reached, released = asyncio.Event(), threading.Event()
+    loop, commit = asyncio.get_running_loop(), Layers.commit
+
+    def late(layers: Layers, folder: str, chain: Sequence[str]) -> None:
+        loop.call_soon_threadsafe(reached.set)
+        assert released.wait(60)
+        commit(layers, folder, chain)
+
+    monkeypatch.setattr(Layers, "commit", late)
+    pull = asyncio.create_task(service.pull(f"{registry.host}/app:v1"))
+    await asyncio.wait_for(reached.wait(), 60)
+    pull.cancel()
+    await asyncio.wait([pull], timeout=1)
+    assert not pull.done() and list((tmp_path / "images/ingest").glob("layer-*/tree/top"))
+    released.set()
     await asyncio.wait([pull], timeout=60)
     assert pull.cancelled() and left_over(tmp_path) == set()
 
