@@ -287,8 +287,8 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/kernel/path.py",
-                "    with closing_fd(open_in_root(root_fd, path)) as place,",
-                "    return open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)\n    with closing_fd(open_in_root(root_fd, path)) as place,",  # noqa: E501
+                "    with closing_fd(open_in_root(root_fd, path)) as place:\n        return read_regular",  # noqa: E501
+                "    with closing_fd(open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)) as place:\n        return read_regular",  # noqa: E501
             )
         ],
         "test_identity.py::test_a_hostile_passwd_does_no_harm",
