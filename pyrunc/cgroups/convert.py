@@ -120,6 +120,16 @@ def _part(resources: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return part
 
 
+def _required(part: Mapping[str, Any], field: str, path: str) -> int:
+    if part.get(field) is None:
+        raise InvalidSpec(f"{RESOURCES}.{path}.{field}", "is required")
+    return int(part[field])
+
+
+def _device(part: Mapping[str, Any], path: str) -> str:
+    return f"{_required(part, 'major', path)}:{_required(part, 'minor', path)}"
+
+
 def _amount(value: int) -> str:
     return "max" if value == -1 else str(value)
 
@@ -202,8 +212,8 @@ def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
     lowest = 1 if bfq else 10  # of blkio.weight, which io_weight converts
     weights = [("weight", "", io)]
     for index, entry in enumerate(io.get("weightDevice") or []):
-        device = f"{entry['major']}:{entry['minor']} "
-        weights.append((f"weightDevice[{index}].weight", device, entry))
+        path = f"weightDevice[{index}]"
+        weights.append((f"{path}.weight", f"{_device(entry, f'blockIO.{path}')} ", entry))
     for field, device, entry in weights:
         if entry.get("weight"):
             value = int(entry["weight"])
@@ -218,11 +228,10 @@ def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
         ("throttleReadIOPSDevice", "riops"),
         ("throttleWriteIOPSDevice", "wiops"),
     ):
-        for device in io.get(key) or []:
-            rate = int(device["rate"])
-            yield CgroupSetting(
-                "io.max", f"{device['major']}:{device['minor']} {word}={rate or 'max'}"
-            )
+        for index, entry in enumerate(io.get(key) or []):
+            path = f"blockIO.{key}[{index}]"
+            rate = _required(entry, "rate", path)
+            yield CgroupSetting("io.max", f"{_device(entry, path)} {word}={rate or 'max'}")
 
 
 def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[CgroupSetting]:
@@ -232,7 +241,7 @@ def _huge_pages(limits: list[Mapping[str, Any]]) -> Iterator[CgroupSetting]:
             raise InvalidSpec(
                 f"{RESOURCES}.hugepageLimits[{index}].pageSize", f"not a page size: {size!r}"
             )
-        amount = int(limit["limit"])
+        amount = _required(limit, "limit", f"hugepageLimits[{index}]")
         # kubelet sends a limit of 0 for each page size with every container: without the controller
         # there is nothing to limit.
         yield CgroupSetting(f"hugetlb.{size}.max", str(amount), dispensable=not amount)

@@ -205,6 +205,30 @@ def test_limits_of_v1_only_are_refused(resources: dict[str, Any]) -> None:
         written(resources)
 
 
+@pytest.mark.parametrize(
+    ("resources", "field"),
+    [
+        ({"hugepageLimits": [{"pageSize": "2MB"}]}, "hugepageLimits[0].limit"),
+        (
+            {"blockIO": {"weightDevice": [{"major": 8, "weight": 10}]}},
+            "blockIO.weightDevice[0].minor",
+        ),
+        (
+            {"blockIO": {"throttleReadBpsDevice": [{"major": 8, "minor": 0}]}},
+            "blockIO.throttleReadBpsDevice[0].rate",
+        ),
+        (
+            {"blockIO": {"throttleWriteIOPSDevice": [{"minor": 0, "rate": 1}]}},
+            "blockIO.throttleWriteIOPSDevice[0].major",
+        ),
+    ],
+)
+def test_an_entry_without_a_number_is_refused(resources: dict[str, Any], field: str) -> None:
+    with pytest.raises(InvalidSpec) as refusal:
+        written(resources)
+    assert refusal.value.message == f"linux.resources.{field}: is required"
+
+
 def test_harmless_leftovers_of_v1_are_warned_of() -> None:
     assert warnings({"memory": {"swappiness": 60, "kernel": 5, "limit": 1}}) == [
         "memory.kernel has no effect on cgroup v2",
