@@ -121,14 +121,16 @@ class CommandLog:
 
 def _open(path: str) -> int:
     """Open the log file for appending, and create a missing one. Returns a descriptor of at least
-    LOWEST_NUMBER: lower numbers may be closed stdio, or descriptors that the caller passes to the
-    container. Raises OSError."""
+    LOWEST_NUMBER, or the highest that RLIMIT_NOFILE allows: lower numbers may be closed stdio, or
+    descriptors that the caller passes to the container. Raises OSError."""
     import fcntl
+    from resource import RLIMIT_NOFILE, getrlimit
 
     # O_APPEND, because an engine may have the same file open; runc opens it with O_SYNC as well.
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_SYNC | os.O_CLOEXEC
+    highest = getrlimit(RLIMIT_NOFILE)[0] - 1
     with closing_fd(os.open(path, flags, 0o644)) as opened:
-        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, LOWEST_NUMBER)
+        return fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, min(LOWEST_NUMBER, highest))
 
 
 def _line(level: str, message: str, json: bool) -> str:

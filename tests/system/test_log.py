@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ def test_the_log_file_is_made_at_once(runtime: Runtime, tmp_path: Path) -> None:
         "no such file"
     )
     assert str(tmp_path / "missing" / "log") in failed.err
+
+
+def test_the_log_is_written_with_few_descriptors(runtime: Runtime, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = runtime.command("--log", str(log), "state", "nobody")
+    limited = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *command]
+    assert subprocess.run(limited, capture_output=True, check=False).returncode == 1
+    assert "nobody" in log.read_text()
 
 
 def test_a_text_log_has_debug_lines(runtime: Runtime) -> None:
