@@ -12,6 +12,7 @@ from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.spec.parse import resources_of
+from pyrunc.spec.shape import RESOURCES, shaped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -49,11 +50,14 @@ def update(
 
 def _store(state: State, resources: dict[str, Any]) -> None:
     config = state.config()
-    stored = config.setdefault("linux", {}).setdefault("resources", {})
+    # A null in a configuration is like a missing field.
+    linux: dict[str, Any] = config.get("linux") or {}
+    stored: dict[str, Any] = linux.get("resources") or {}
     for key, value in resources.items():
-        old = stored.get(key)
+        old: Any = stored.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
         stored[key] = {**old, **value} if both else value
+    config["linux"] = {**linux, "resources": stored}
     text = jsontext.dumps(config)
     atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
 
@@ -67,7 +71,8 @@ def from_options(options: dict[str, Any]) -> dict[str, Any]:
     resources: dict[str, Any] = {}
     for option, part, key, convert in _LIMITS:
         if options[option]:
-            resources.setdefault(part, {})[key] = convert(options[option], option)
+            value = convert(options[option], option)
+            resources.setdefault(part, {})[key] = shaped(value, RESOURCES[part][key], _flag(option))
     return resources
 
 
@@ -91,15 +96,6 @@ def _number(text: str, option: str) -> int:
     return int(text)
 
 
-def _unsigned(text: str, option: str) -> int:
-    number = _number(text, option)
-    if number < 0:
-        raise InvalidArgument(
-            f"invalid value {number} for {_flag(option)}: it must not be negative"
-        )
-    return number
-
-
 def _text(text: str, option: str) -> str:
     return text
 
@@ -109,20 +105,19 @@ def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
 
 
-# An option of `update`, its object and field in linux.resources, and the field's type in
-# runtime-spec: uint64 and uint16 take no -1, by which the others say "no limit".
+# An option of `update`, its object and field in linux.resources, and how its text is converted.
 _LIMITS: tuple[tuple[str, str, str, Callable[[str, str], int | str]], ...] = (
-    ("cpu_share", "cpu", "shares", _unsigned),
-    ("cpu_period", "cpu", "period", _unsigned),
+    ("cpu_share", "cpu", "shares", _number),
+    ("cpu_period", "cpu", "period", _number),
     ("cpu_quota", "cpu", "quota", _number),
-    ("cpu_burst", "cpu", "burst", _unsigned),
-    ("cpu_rt_period", "cpu", "realtimePeriod", _unsigned),
+    ("cpu_burst", "cpu", "burst", _number),
+    ("cpu_rt_period", "cpu", "realtimePeriod", _number),
     ("cpu_rt_runtime", "cpu", "realtimeRuntime", _number),
     ("cpu_idle", "cpu", "idle", _number),
     ("cpuset_cpus", "cpu", "cpus", _text),
     ("cpuset_mems", "cpu", "mems", _text),
     ("pids_limit", "pids", "limit", _number),
-    ("blkio_weight", "blockIO", "weight", _unsigned),
+    ("blkio_weight", "blockIO", "weight", _number),
     ("memory", "memory", "limit", size_bytes),
     ("memory_reservation", "memory", "reservation", size_bytes),
     ("memory_swap", "memory", "swap", size_bytes),

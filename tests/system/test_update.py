@@ -56,6 +56,17 @@ def test_a_pids_limit_of_zero_has_the_meaning_of_the_containers_version(runtime:
     assert stored["linux"]["resources"]["pids"] == {"limit": -1}
 
 
+@pytest.mark.parametrize("linux", [{"resources": None}, {"resources": {"pids": None}}])
+def test_limits_replace_a_null_in_the_stored_configuration(
+    runtime: Runtime, linux: dict[str, Any]
+) -> None:
+    box = runtime.box("sleep", "60", **linux).up()
+    update(runtime, "--pids-limit", "77", box.id).ok()
+    if runtime.is_pyrunc:
+        stored = json.loads((runtime.root / box.id / "config.json").read_text())
+        assert stored["linux"]["resources"] == {"pids": {"limit": 77}}
+
+
 @pytest.mark.parametrize("where", ["-", "file"])
 def test_a_file_overrides_the_flags(runtime: Runtime, box: Box, tmp_path: Path, where: str) -> None:
     absent = {"memory": None} if runtime.is_pyrunc else {}  # null makes runc end by SIGSEGV
@@ -72,6 +83,9 @@ def test_a_file_overrides_the_flags(runtime: Runtime, box: Box, tmp_path: Path, 
         ["--memory", "much"],
         ["--cpu-quota", "1.5"],
         ["--pids-limit", "1k"],
+        ["--cpu-share", str(1 << 64)],
+        ["--cpu-share", "-1"],
+        ["--blkio-weight", "65536"],
         ["--nonsense", "1"],
         ["--memory"],
     ],
