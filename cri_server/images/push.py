@@ -52,7 +52,7 @@ def push(
 
     layers = [
         layer
-        if blobs.size(layer.digest) is not None or has_blob(registry, host, layer)
+        if blobs.size(layer.digest) is not None or registry.has_blob(host, layer.digest)
         else compressed(blobs, files, diff_id, compressing)
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
     ]
@@ -69,7 +69,7 @@ def push(
         def arrived(count: int, before: int = before) -> None:
             report(Progress(str(reference), "sending", before + count, total))
 
-        if not has_blob(registry, host, descriptor):
+        if not registry.has_blob(host, descriptor.digest):
             _send_blob(registry, host, blobs, descriptor, arrived)
         done += descriptor.size
         arrived(descriptor.size)
@@ -85,17 +85,6 @@ def push(
     registry.expect(host, response, f"manifests/{reference.target}", (200, 201, 202))
     report(Progress(str(reference), "done", total, total))
     return target.digest
-
-
-def has_blob(registry: Registry, host: RegistryHost, descriptor: Descriptor) -> bool:
-    """Return whether the registry has the blob. Raises HostUnavailable, Unauthorized, PeerError."""
-    what = f"blobs/{descriptor.digest}"
-    response = registry.request("HEAD", host, registry.url(host, what), {}, None)
-    if response.status == 404:
-        response.close()
-        return False
-    registry.expect(host, response, what, (200,))
-    return True
 
 
 def _send_blob(

@@ -395,6 +395,17 @@ class Registry:
         response = self.request("GET", host, f"{host.url}{quote(host.prefix)}/", {}, None)
         self.expect(host, response, "login", (200,))
 
+    def has_blob(self, host: RegistryHost, digest: str) -> bool:
+        """Return whether `host` has the blob. Registries with other storage, such as S3, redirect
+        there; an answer of the storage other than 200 counts as no. Raises HostUnavailable,
+        Unauthorized, PeerError."""
+        what = f"blobs/{digest}"
+        response, other = self._response(host, what, {}, "HEAD")
+        if not other and response.status != 404:
+            self.expect(host, response, what, (200,))
+        response.close()
+        return response.status == 200
+
     def request(
         self, method: str, host: RegistryHost, url: str, headers: dict[str, str], body: Body
     ) -> BaseHTTPResponse:

@@ -318,6 +318,33 @@ async def test_a_stalled_pull_does_not_delay_another_pull(
 # ---- requests to other servers, and their secrets
 
 
+@pytest.mark.parametrize("status", [200, 404, 403])
+async def test_a_push_asks_the_storage_to_which_the_registry_redirects(
+    tmp_path: Path, registry: Registry, service: ImageService, status: int
+) -> None:
+    """Registries with S3 as storage answer HEAD of a blob with 307. The storage gets no secret."""
+    registry.push("app:v1", make())
+    await service.pull(f"{registry.host}/app:v1")
+    with (
+        Registry(tmp_path / "a", auth=("bearer", "u", PASSWORD)) as front,
+        Registry(tmp_path / "b") as storage,
+    ):
+        storage.fault("/stored", status=status)
+        front.fault(
+            "HEAD /v2/copy/blobs/", status=307, headers={"Location": f"{storage.url}/stored"}
+        )
+        await service.push(
+            f"{registry.host}/app:v1",
+            f"{front.host}/copy:v1",
+            Auth(username="u", password=PASSWORD),
+            lambda progress: None,
+        )
+        assert len(front.requested("PUT .*/blobs/uploads/")) == (0 if status == 200 else 4)
+        assert ("copy", "v1") in front.manifests
+        assert storage.requested("HEAD /stored")
+        assert all("authorization" not in request.headers for request in storage.requests)
+
+
 async def test_a_redirect_to_another_host_gets_no_secret(
     tmp_path: Path, service: ImageService
 ) -> None:
