@@ -28,7 +28,7 @@ ANY = "*"
 # A device number has 32 bits; a negative one stands for all, as in runc.
 _DEVICE = {"major": (-(1 << 63), (1 << 32) - 1), "minor": (-(1 << 63), (1 << 32) - 1)}
 _THROTTLE = [{**_DEVICE, "rate": UINT64}]
-RESOURCES: dict[str, Any] = {
+RESOURCES: Any = {
     "devices": [{**_DEVICE, "allow": FLAG, "type": TEXT, "access": TEXT}],
     "memory": {
         "limit": INT64, "reservation": INT64, "swap": INT64, "kernel": INT64, "kernelTCP": INT64,
