@@ -13,9 +13,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +113,50 @@ class Content:
         ]
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The images at one moment. `contents`: by the digest of a name's target; each name has one.
+    `images`: by id. `layer_pairs`: the (blob digest, diff id) of each layer of all images."""
+
+    names: list[Name] = field(default_factory=list)
+    contents: dict[str, Content] = field(default_factory=dict)
+    images: dict[str, Image] = field(default_factory=dict)
+    layer_pairs: frozenset[tuple[str, str]] = frozenset()
+
+    def name(self, reference: str) -> Name | None:
+        try:
+            parsed = Reference.parse(reference)
+        except Error:
+            return None
+        for name in self.names:
+            if name.repository != parsed.name:
+                continue
+            if name.target.digest == parsed.digest if parsed.digest else name.tag == parsed.tag:
+                return name
+        return None
+
+    def names_of(self, image_id: str) -> list[Name]:
+        return [n for n in self.names if self.contents[n.target.digest].image_id == image_id]
+
+    def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
+        names = self.names_of(image_id)
+        for reference in references:
+            name = self.name(reference)
+            if name in names and "@" not in reference:
+                return name
+            repository = repository_of(reference)
+            same = (
+                [name] if name in names else [n for n in names if n.repository == repository != ""]
+            )
+            if same and same[0]:
+                return replace(same[0], tag=None)
+        return None
+
+
 class Catalog:
     """Lists all images of a store. Reads are from memory; `add`, `remove`, `convert` and `load`
-    write files, for one caller at a time."""
+    write files, for one caller at a time. Any thread may read meanwhile, because a change replaces
+    the whole state at once."""
 
     def __init__(
         self,
@@ -131,45 +173,39 @@ class Catalog:
         self._files = files
         self._policy = policy
         self._pinned = {pin(text) for text in pinned}
-        self._names: list[Name] = []
-        self._contents: dict[str, Content] = {}  # target digest -> content
+        self._state = _State()
+        self._publishing = threading.Lock()  # held while the state is replaced
         self._were_mounted: set[str] = set()  # target digests with FORM in the index that was read
-        self._images: dict[str, Image] = {}
-        # (blob digest, diff id) of each layer of all images
-        self.layer_pairs: frozenset[tuple[str, str]] = frozenset()
 
     # ---- reading
 
+    @property
+    def layer_pairs(self) -> frozenset[tuple[str, str]]:
+        """Return the (blob digest, diff id) of each layer of all images."""
+        return self._state.layer_pairs
+
     def images(self) -> list[Image]:
         """Return every image once."""
-        return list(self._images.values())
+        return list(self._state.images.values())
 
     def find(self, reference: str) -> Image | None:
         """Return the image that `reference` names: by id, by a unique prefix of an id, by tag or by
         digest. None if it is absent or `reference` is malformed."""
+        state = self._state
         for image_id in (reference, digest_from_hex(reference)):
-            if image_id in self._images:
-                return self._images[image_id]
+            if image_id in state.images:
+                return state.images[image_id]
         # A name comes before an id's prefix: a short one such as `cafe` may be both.
-        if name := self.name(reference):
-            return self._images[self._contents[name.target.digest].image_id]
+        if name := state.name(reference):
+            return state.images[state.contents[name.target.digest].image_id]
         matches = [
-            i for i in self._images.values() if is_id(reference) and id_matches(i.id, reference)
+            i for i in state.images.values() if is_id(reference) and id_matches(i.id, reference)
         ]
         return matches[0] if len(matches) == 1 else None
 
     def name(self, reference: str) -> Name | None:
         """Return the stored name with the tag or digest in `reference`; None if there is none."""
-        try:
-            parsed = Reference.parse(reference)
-        except Error:
-            return None
-        for name in self._names:
-            if name.repository != parsed.name:
-                continue
-            if name.target.digest == parsed.digest if parsed.digest else name.tag == parsed.tag:
-                return name
-        return None
+        return self._state.name(reference)
 
     def content(self, image_id: str) -> Content:
         """Return the content of the image's first manifest. (All its manifests have the same
@@ -179,21 +215,26 @@ class Catalog:
     def documents(self, repository: str) -> set[str]:
         """Return the digests of the stored manifests and indexes that this repository has
         served."""
-        names = [name for name in self._names if name.repository == repository]
-        return {digest for name in names for digest in self.content_of(name).documents}
+        state = self._state
+        names = [name for name in state.names if name.repository == repository]
+        return {digest for name in names for digest in state.contents[name.target.digest].documents}
 
     def content_of(self, name: Name) -> Content:
-        """Return the content of the manifest that `name` leads to."""
-        return self._contents[name.target.digest]
+        """Return the content of the manifest that `name` leads to. Raises NotFound."""
+        content = self._state.contents.get(name.target.digest)
+        if content is None:
+            raise NotFound(f"image {name} was removed")
+        return content
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
         """Return the content of the manifest that the first usable reference leads to (`name_of`),
         as a list with one element. Without a usable reference, return the contents of all manifests
         of the image, which may differ in annotations and blobs. Raises NotFound."""
-        name = self.name_of(image_id, references)
+        state = self._state
+        name = state.name_of(image_id, references)
         if name is not None:
-            return [self.content_of(name)]
-        contents = [content for content in self._contents.values() if content.image_id == image_id]
+            return [state.contents[name.target.digest]]
+        contents = [content for content in state.contents.values() if content.image_id == image_id]
         if not contents:
             raise NotFound(f"no image {image_id}")
         return contents
@@ -204,43 +245,34 @@ class Catalog:
         A reference is usable if it names the image, or if the image has a name in the reference's
         repository. The returned name has a tag only if the reference is a tag of this image.
         """
-        names = self.names_of(image_id)
-        for reference in references:
-            name = self.name(reference)
-            if name in names and "@" not in reference:
-                return name
-            repository = repository_of(reference)
-            same = (
-                [name] if name in names else [n for n in names if n.repository == repository != ""]
-            )
-            if same and same[0]:
-                return replace(same[0], tag=None)
-        return None
+        return self._state.name_of(image_id, references)
 
     def is_mounted(self, image_id: str) -> bool:
         """Return whether a listed image has the mounted form (tars with an index); for an absent
         image, whether it will get that form. A listed image keeps its form until `convert` changes
         it, because containers use its files."""
-        content = next((c for c in self._contents.values() if c.image_id == image_id), None)
+        content = next((c for c in self._state.contents.values() if c.image_id == image_id), None)
         return self._policy.erofs if content is None else content.mounted
 
     def pin(self, references: Iterable[str]) -> None:
         """Pin the images of these references, and unpin all others. Raises InvalidArgument for a
         malformed reference."""
-        self._pinned = {pin(text) for text in references}
-        self._images = self._listed()
+        pinned = {pin(text) for text in references}
+        with self._publishing:
+            self._pinned = pinned
+            self._state = self._listed(self._state.names, self._state.contents)
 
     def used_blobs(self) -> dict[str, int]:
         """Return digest and size of each blob that images need."""
         return {
             digest: size
-            for content in self._contents.values()
+            for content in self._state.contents.values()
             for digest, size in content.blobs.items()
         }
 
     def used_chain_ids(self) -> set[str]:
         """Return the chain ids of the unpacked layers that images need."""
-        contents = self._contents.values()
+        contents = self._state.contents.values()
         return {
             chain_id for content in contents if not content.mounted for chain_id in content.chain
         }
@@ -252,14 +284,14 @@ class Catalog:
 
     def mounted(self) -> list[Content]:
         """Return the contents of all images in the mounted form."""
-        return [content for content in self._contents.values() if content.mounted]
+        return [content for content in self._state.contents.values() if content.mounted]
 
     def used_tars(self) -> set[str]:
         """Return the diff ids of the tars that images need: tars of mounted images, and tars that
         have replaced a compressed blob."""
         return {
             diff_id
-            for content in self._contents.values()
+            for content in self._state.contents.values()
             for diff_id, layer in zip(content.diff_ids, content.manifest.layers, strict=True)
             if content.mounted or layer.digest not in content.blobs
         }
@@ -350,12 +382,12 @@ class Catalog:
         Raises the errors of `examine` for an image whose files are not stored, OSError when
         `index.json` cannot be written. The catalog is then unchanged.
         """
-        after, contents = self._names, dict(self._contents)
+        after, contents = self._state.names, dict(self._state.contents)
         for name in names:
             contents[name.target.digest] = self.examine(name.target)
             updated = [_name_after(n, name) for n in after]
             after = list(dict.fromkeys([*filter(None, updated), name]))
-        if set(after) != set(self._names) or contents != self._contents:
+        if set(after) != set(self._state.names) or contents != self._state.contents:
             self._write(after, contents)
         self._replace(after, contents)
 
@@ -363,32 +395,32 @@ class Catalog:
         """Remove these names, durably. An image without a name is no longer listed. Raises OSError,
         and leaves the catalog unchanged."""
         remaining = self._without(names)
-        self._write(remaining, self._contents)
-        self._replace(remaining, self._contents)
+        self._write(remaining, self._state.contents)
+        self._replace(remaining, self._state.contents)
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
         """Remove these names in memory only. Meant for a full disk: the caller deletes the images'
         content first, and writes the index by `remove` afterwards. After a crash in between, `load`
         drops the incomplete images."""
-        self._replace(self._without(names), self._contents)
+        self._replace(self._without(names), self._state.contents)
 
     def _without(self, names: Iterable[Name]) -> list[Name]:
         removed = set(names)
-        return [name for name in self._names if name not in removed]
+        return [name for name in self._state.names if name not in removed]
 
     def convert(self, image_id: str, mounted: bool) -> None:
         """Record, durably, that the image has the mounted form, or the unpacked form if not
         `mounted`. Raises the errors of `examine` if the files of that form are not stored, OSError
         when `index.json` cannot be written. The catalog is then unchanged."""
-        contents = dict(self._contents)
+        contents = dict(self._state.contents)
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)
-        self._write(self._names, contents)
-        self._replace(self._names, contents)
+        self._write(self._state.names, contents)
+        self._replace(self._state.names, contents)
 
     def names_of(self, image_id: str) -> list[Name]:
         """Return all names of an image."""
-        return [n for n in self._names if self._contents[n.target.digest].image_id == image_id]
+        return self._state.names_of(image_id)
 
     def _layer_blobs(self, manifest: Manifest, config: ImageConfiguration) -> dict[str, int]:
         """Return digest and size of the layers' stored blobs. Raises NotFound for a layer with
@@ -403,28 +435,23 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """Make `names` and `contents` the catalog's state. The old lists are replaced, not changed,
-        because threads may be reading them."""
+        """Make `names`, and those of `contents` that have a name, the catalog's state."""
         targets = {name.target.digest for name in names}
-        self._contents = {
-            digest: content for digest, content in contents.items() if digest in targets
-        }
-        self._names = names
-        self._images = self._listed()
-        self.layer_pairs = frozenset(
-            pair for c in self._contents.values() for pair in c.layer_pairs
-        )
+        named = {digest: content for digest, content in contents.items() if digest in targets}
+        with self._publishing:
+            self._state = self._listed(names, named)
 
-    def _listed(self) -> dict[str, Image]:
+    def _listed(self, names: list[Name], contents: dict[str, Content]) -> _State:
+        pairs = frozenset(pair for c in contents.values() for pair in c.layer_pairs)
+        state = _State(names, contents, {}, pairs)
         images: dict[str, Image] = {}
-        for content in self._contents.values():
+        for content in contents.values():
             # Manifests of several repositories may lead to one image.
             if content.image_id not in images:
-                images[content.image_id] = self._image(content)
-        return images
+                images[content.image_id] = self._image(content, state.names_of(content.image_id))
+        return replace(state, images=images)
 
-    def _image(self, content: Content) -> Image:
-        names = self.names_of(content.image_id)
+    def _image(self, content: Content, names: list[Name]) -> Image:
         tags = sorted({n.tagged for n in names if n.tagged})
         digests = sorted({n.by_digest for n in names if n.by_digest})
         return Image(

@@ -87,7 +87,7 @@ class LayerFiles:
     def empty(self) -> bool:
         """Return whether no index is stored, so that no image can be mounted. Unpacked images,
         which are stored elsewhere, do not count."""
-        return not any(path.parent == self._indexes for path in self._sizes)
+        return not any(path.parent == self._indexes for path in list(self._sizes))
 
     def tar(self, diff_id: str) -> Path:
         """Return the path of the layer's tar, which need not exist."""
@@ -181,8 +181,10 @@ class LayerFiles:
         keep = {self.tar(diff_id) for diff_id in diff_ids} | {
             self.index(chain_id) for chain_id in chain_ids
         }
-        for path in [path for path in self._sizes if path not in keep]:
-            self.drop(path)
+        # Copies, here and in `empty`: another thread may commit a file meanwhile.
+        for path in list(self._sizes):
+            if path not in keep:
+                self.drop(path)
 
     def drop(self, path: Path) -> None:
         """Unlink one file, if it exists. `release` frees its blocks later, which takes long for a

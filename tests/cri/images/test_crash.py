@@ -93,7 +93,7 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
         blobs |= set(image_content.blobs)
         tars |= {digest.removeprefix("sha256:") for digest in image_content.diff_ids}
     assert {f"sha256:{n}" for n in names(store / "blobs/sha256")} == blobs | {
-        n.target.digest for n in service._store.catalog._names
+        n.target.digest for n in service._store.catalog._state.names
     }
     assert names(store / "tars") == (tars if mounts else set()) and names(store / "ingest") == set()
     assert len(names(store / "indexes")) == (len(listed) if mounts else 0)

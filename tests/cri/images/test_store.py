@@ -10,6 +10,7 @@ import os
 import random
 import shutil
 import subprocess
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
@@ -18,9 +19,11 @@ import pytest
 from cri_server.images.archives import build
 from cri_server.images.archives.build import BuiltImage, docker_archive, image, layer
 from cri_server.images.formats.digests import digest_of
+from cri_server.images.model import Image
 from cri_server.images.service import ImageService
+from cri_server.images.store.catalog import Catalog, Content
 from pyrunc.errors import Error, InvalidArgument, ResourceExhausted, WrongState
-from tests.cri.images.conftest import only_unpacked, texts
+from tests.cri.images.conftest import only_erofs, only_unpacked, texts
 from tests.cri.images.test_pull import left_over, make
 from tests.cri.images.trees import names, snapshot
 from tests.support import images
@@ -285,6 +288,50 @@ async def test_five_concurrent_removals_of_a_missing_image_succeed(
     assert await service.list() == []
 
 
+@only_unpacked
+async def test_readers_see_the_images_before_or_after_a_change(
+    tmp_path: Path, service: ImageService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread lists an image; the event loop reads meanwhile."""
+    seen: list[Image | None] = []
+    compute = Catalog._layers_size
+
+    def read_first(catalog: Catalog, content: Content) -> int:
+        seen.extend(catalog.find(name) for name in ("a:1", "b:2"))
+        return compute(catalog, content)
+
+    monkeypatch.setattr(Catalog, "_layers_size", read_first)
+    first = await loaded(tmp_path, service, "a:1")
+    assert seen == [None, None]
+    seen.clear()
+    await loaded(tmp_path, service, "b:2")
+    [before] = {image.repo_tags[0] for image in seen if image is not None}
+    assert before == "docker.io/library/a:1" and seen[1] is None
+    [after] = await service.list()
+    assert after.id == first.id and len(after.repo_tags) == 2
+
+
+@only_erofs
+async def test_files_are_collected_while_another_thread_commits_a_file(
+    tmp_path: Path, service: ImageService
+) -> None:
+    """The collection hashes each path in Python, where the interpreter may change threads."""
+    files = service._store.files
+    committed = tmp_path / "committed"
+
+    class Switching(type(tmp_path)):  # type: ignore[misc]
+        def __hash__(self) -> int:
+            if len(files._sizes) == 1:
+                thread = threading.Thread(target=lambda: files._sizes.update({committed: 1}))
+                thread.start()
+                thread.join()
+            return super().__hash__()
+
+    files._sizes.update({Switching(tmp_path / "unused"): 1})
+    files.collect(set(), set())
+    assert list(files._sizes) == [committed]
+
+
 @pytest.mark.requirement("5.4.3", "13.5")
 async def test_an_image_in_use_is_not_removed(tmp_path: Path, service: ImageService) -> None:
     built = await loaded(tmp_path, service, "a:1", "b:2")
@@ -440,7 +487,7 @@ async def test_only_the_damaged_image_is_dropped(
 ) -> None:
     good, bad = make(1), make(2, layers=1)
     await service.load(archive(tmp_path, docker_archive({"good:1": good, "bad:1": bad})))
-    [target] = [n for n in service._store.catalog._names if n.repository.endswith("bad")]
+    [target] = [n for n in service._store.catalog._state.names if n.repository.endswith("bad")]
     digest = {
         "manifest": target.target.digest,
         "config": bad.id,
@@ -462,7 +509,7 @@ async def test_a_file_that_the_disk_cannot_read_damages_one_image(
     good, bad = make(1), make(2, layers=1)
     await service.load(archive(tmp_path, docker_archive({"good:1": good, "bad:1": bad})))
     store = tmp_path / "images"
-    [target] = [n for n in service._store.catalog._names if n.repository.endswith("bad")]
+    [target] = [n for n in service._store.catalog._state.names if n.repository.endswith("bad")]
     [diff_id] = service._store.catalog.content(bad.id).diff_ids
     name = diff_id.removeprefix("sha256:")
     path = {
