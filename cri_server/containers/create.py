@@ -147,13 +147,20 @@ async def _create(
     with sandbox.gate:
         context = _context(services, sandbox, config)
         context.archive = archive
-        with context.open_sources:
-            await STEPS.run(context)
-        assert context.container is not None
-        if sandbox.state != api.SANDBOX_READY:
-            await STEPS.undo(context)
-            raise WrongState(f"sandbox {sandbox.id} was stopped while the container was created")
-        services.index.containers.add(context.container)
+        try:
+            with context.open_sources:
+                await STEPS.run(context)
+            assert context.container is not None
+            if sandbox.state != api.SANDBOX_READY:
+                await STEPS.undo(context)
+                raise WrongState(
+                    f"sandbox {sandbox.id} was stopped while the container was created"
+                )
+            services.index.containers.add(context.container)
+        finally:
+            # While a Rootfs exists, its image is in use, and an error's traceback would keep the
+            # context until the next garbage collection.
+            context.rootfs, context.mounted_images = None, {}
         await services.observer.created_container(sandbox, context.container)
     status.publish(services, sandbox, context.id, events.CREATED)
     return context.id

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import grpc
 import pytest
 
+from cri_server.api import api_pb2 as api
 from tests.cri.rpc.images import an_image, image_status, images, pull, remove
 from tests.cri.server_harness import IMAGE, Server, code_of
 from tests.support.registry import Registry
@@ -56,3 +58,31 @@ def test_an_image_of_a_container_is_not_removed(server: Server) -> None:
     server.wait_exit(container)
     assert code_of(lambda: remove(server, IMAGE)) == grpc.StatusCode.FAILED_PRECONDITION
     assert image_status(server, IMAGE) is not None
+
+
+FAILING: dict[str, dict[str, Any]] = {
+    "a later step": {"CDI_devices": [api.CDIDevice(name="registry.test/none=0")]},
+    "an image volume": {
+        "mounts": [
+            api.Mount(
+                container_path="/v", image=api.ImageSpec(image="VOLUME"), image_sub_path="none"
+            )
+        ]
+    },
+}
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_an_image_is_no_longer_in_use_when_its_container_could_not_be_created(
+    server: Server, registry: Registry, what: str
+) -> None:
+    registry.push("failed/app:v1", an_image("failed"))
+    name = f"{registry.host}/failed/app:v1"
+    pull(server, name)
+    config = server.container_config(**FAILING[what], image=api.ImageSpec(image=name))
+    for mount in config.mounts:
+        mount.image.image = name
+    with pytest.raises(grpc.RpcError):
+        server.create(server.run_pod(), config)
+    remove(server, name)
+    assert image_status(server, name) is None
