@@ -90,7 +90,7 @@ class CreateContext:
     requested_mounts: list[mounts.MountRequest] = field(default_factory=list)
     open_sources: OpenSources = field(default_factory=OpenSources)
     binds: list[HostBind] = field(default_factory=list)
-    mounted_images: dict[str, Rootfs] = field(default_factory=dict)
+    mounted_images: dict[str, str] = field(default_factory=dict)
     devices: list[HostDevice] = field(default_factory=list)
     edits: list[cdi.CdiEdits] = field(default_factory=list)
     hooks: list[hooks.ConfiguredHook] = field(default_factory=list)
@@ -158,9 +158,7 @@ async def _create(
                 )
             services.index.containers.add(context.container)
         finally:
-            # While a Rootfs exists, its image is in use, and an error's traceback would keep the
-            # context until the next garbage collection.
-            context.rootfs, context.mounted_images = None, {}
+            services.images.release(context.id)  # the index has the container, or never will
         await services.observer.created_container(sandbox, context.container)
     status.publish(services, sandbox, context.id, events.CREATED)
     return context.id
@@ -213,7 +211,7 @@ async def find_image(context: CreateContext) -> None:
         context.image = await context.services.images.status(reference)
     if context.image is None:
         raise NotFound(f"image {reference[:200]!r} is not on this node")
-    context.rootfs = await context.services.images.rootfs(context.image.id)
+    context.rootfs = await context.services.images.rootfs(context.image.id, context.id)
     context.accounts = await read_accounts(context.image.id, context.rootfs.lower_dirs)
 
 
@@ -240,7 +238,9 @@ async def find_sources(context: CreateContext) -> None:
     config, services = context.config, context.services
     context.requested_mounts = mounts.check_requests(config.mounts)
     await _check_recursive_read_only(context)
-    context.mounted_images = await image_volumes.resolve(services, context.requested_mounts)
+    context.mounted_images = await image_volumes.resolve(
+        services, context.id, context.requested_mounts
+    )
     timeout_s = services.config.containers.foreign_path_timeout_s
     context.volumes = _volumes(context)
     if context.checkpoint is not None:
@@ -454,7 +454,7 @@ def _container(context: CreateContext, image_signal: str) -> Container:
         log_path=log_path(context.sandbox.config, context.config),
         cgroups_path=context.built.spec["linux"]["cgroupsPath"],
         resources=copy(context.config.linux.resources),
-        mounted_images={path: root.image_id for path, root in context.mounted_images.items()},
+        mounted_images=context.mounted_images,
     )
 
 

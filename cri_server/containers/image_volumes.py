@@ -8,7 +8,6 @@ import os
 import stat
 
 from cri_server.images.layers.trees import is_opaque
-from cri_server.images.service import Rootfs
 from cri_server.images.store.merged import merged
 from cri_server.services import Services
 from cri_server.spec.mounts import OUR_MOUNTS, MountRequest
@@ -18,10 +17,11 @@ from pyrunc.kernel import path as paths
 PREFIX = "ImageVolumeMountFailed"  # kubelet matches this word
 
 
-async def resolve(services: Services, mounts: list[MountRequest]) -> dict[str, Rootfs]:
-    """Set the source of each image volume in `mounts`; return the images by container path. The
-    returned objects keep the images' files in use. The caller must keep them until the container's
-    record names the images.
+async def resolve(
+    services: Services, container_id: str, mounts: list[MountRequest]
+) -> dict[str, str]:
+    """Set the source of each image volume in `mounts`; return the images' ids by container path.
+    The images are in use by the container `container_id` until `ImageService.release`.
 
     Raises InvalidArgument, NotFound, with messages that begin with ImageVolumeMountFailed.
     """
@@ -29,25 +29,25 @@ async def resolve(services: Services, mounts: list[MountRequest]) -> dict[str, R
     for mount in mounts:
         if mount.request.HasField("image") and mount.request.image.image:
             try:
-                images[mount.request.container_path] = await _resolve(services, mount)
+                images[mount.request.container_path] = await _resolve(services, container_id, mount)
             except Error as error:
                 raise type(error)(f"{PREFIX}: {error.message}") from None
     return images
 
 
-async def _resolve(services: Services, mount: MountRequest) -> Rootfs:
+async def _resolve(services: Services, container_id: str, mount: MountRequest) -> str:
     reference = mount.request.image.image
     image = await services.images.status(reference)
     if image is None:
         raise NotFound(f"image {reference[:200]!r} is not on this node")
-    rootfs = await services.images.rootfs(image.id)
+    rootfs = await services.images.rootfs(image.id, container_id)
     layers = [str(p) for p in rootfs.lower_dirs]
     sub_path = mount.request.image_sub_path
     mount.source = f"{OUR_MOUNTS}image:{mount.destination}"
     if rootfs.mount is not None:
         folder = await asyncio.to_thread(_folder, rootfs.mount.fd, sub_path)
         mount.image = rootfs.mount.image.replace(folder=folder)
-        return rootfs
+        return image.id
     if sub_path:
         layers = await asyncio.to_thread(_folders, layers, sub_path)
     # A bind of the layer could be remounted writable; an overlay without `upperdir` cannot.
@@ -56,7 +56,7 @@ async def _resolve(services: Services, mount: MountRequest) -> Rootfs:
     # The layers reach the kernel as a list (`lowerdir+`). If they were joined with colons, a sub
     # path `a:/etc` would make a folder of the host a layer of the volume.
     mount.layers = layers
-    return rootfs
+    return image.id
 
 
 def _folder(root: int, sub_path: str) -> str:

@@ -83,7 +83,7 @@ async def load_checkpoint(
             )
         require_criu()
         await asyncio.to_thread(_make_folder, root)
-        files = await services.images.rootfs(image.id)
+        files = await services.images.rootfs(image.id, identifier)
         await _load(services, root, files.lower_dirs)
     return await asyncio.to_thread(read.read, str(services.paths.restore_folder(identifier)))
 

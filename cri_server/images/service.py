@@ -9,7 +9,6 @@ import dataclasses
 import json
 import logging
 import threading
-import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +47,11 @@ DROP_TAR_PAGES_S = 30.0  # interval; an image's pages are dropped at its second 
 Outcome = TypeVar("Outcome")
 
 
-@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+@dataclass(frozen=True, slots=True)
 class Rootfs:
     """An image's configuration and files, for a container. `lower_dirs`: the paths of the unpacked
     layers, top first; for a mounted image only the path of `mount`. While this object exists, the
-    mount stays open, and the image keeps its form (mounted or unpacked) and its last name."""
+    mount stays open."""
 
     image_id: str
     lower_dirs: list[Path]
@@ -94,8 +93,8 @@ class ImageService:
         self.policy = ""  # path of the signature policy, as in containers-policy.json(5)
         self._dropping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[str]] = set()  # running pulls, also cancelled ones
-        # images of containers that are being created
-        self._roots: weakref.WeakSet[Rootfs] = weakref.WeakSet()
+        # Ids of images, by the container that is being created from them.
+        self._leases: dict[str, set[str]] = {}
 
     def reconfigure(
         self, certs_dirs: Sequence[Path], pinned: Sequence[str], no_progress_timeout_s: float
@@ -242,18 +241,22 @@ class ImageService:
             raise WrongState(
                 f"image {reference} is in use by container {', '.join(users[:_NAMES_SHOWN])}{more}"
             )
-        if self._has_rootfs(image.id):
+        if self._is_leased(image.id):
             raise WrongState(f"image {reference} is in use by a container that is being created")
         return names
 
-    def _has_rootfs(self, image_id: str) -> bool:
+    def _is_leased(self, image_id: str) -> bool:
         """Return whether a container that is being created uses the image. (`in_use` does not know
         the container yet.)"""
-        return any(root.image_id == image_id for root in self._roots)
+        return any(image_id in leased for leased in self._leases.values())
 
-    async def rootfs(self, image_id: str) -> Rootfs:
+    async def rootfs(self, image_id: str, container_id: str = "") -> Rootfs:
         """Return the image's configuration and its unpacked layers or mount. Raises NotFound,
-        KernelError."""
+        KernelError.
+
+        `container_id`: a container that is being created. The image then keeps its form (mounted or
+        unpacked) and its last name until `release(container_id)`.
+        """
         content = self._store.catalog.content(image_id)
         if not content.mounted:
             layers = self._store.layers.lower_dirs(content.chain)
@@ -266,10 +269,15 @@ class ImageService:
                     mount = await in_thread(lambda: mounts.get(content.diff_ids, chain))
             # The mount was awaited, and `gc` converts images that no container uses.
             if self._store.catalog.content(image_id) is not content:  # converted meanwhile
-                return await self.rootfs(image_id)
+                return await self.rootfs(image_id, container_id)
             rootfs = Rootfs(image_id, [mount.path], content.config.image, mount)
-        self._roots.add(rootfs)
+        if container_id:
+            self._leases.setdefault(container_id, set()).add(image_id)
         return rootfs
+
+    def release(self, container_id: str) -> None:
+        """Release the images of a container whose creation has ended."""
+        self._leases.pop(container_id, None)
 
     @property
     def root(self) -> Path:
@@ -331,7 +339,7 @@ class ImageService:
         """
 
         def is_used() -> bool:
-            return bool(self.in_use(image_id)) or self._has_rootfs(image_id)
+            return bool(self.in_use(image_id)) or self._is_leased(image_id)
 
         with self._store.errors():
             return await self._store.convert(image_id, is_used)

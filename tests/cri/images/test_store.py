@@ -353,11 +353,11 @@ async def test_an_image_of_a_container_that_is_being_created_is_not_removed(
 ) -> None:
     """CreateContainer has the layers' paths before the container is in the index."""
     built = await loaded(tmp_path, service, "a:1")
-    rootfs = await service.rootfs(built.id)
+    rootfs = await service.rootfs(built.id, "web-0")
     with pytest.raises(WrongState, match="in use by a container that is being created"):
         await service.remove(built.id)
     assert all(folder.is_dir() for folder in rootfs.lower_dirs)
-    del rootfs
+    service.release("web-0")
     await service.remove(built.id)
     assert await service.list() == []
 
@@ -645,7 +645,6 @@ async def test_images_outlive_a_start_on_a_full_disk(
     root = await service.rootfs(built.id)
     assert (root.mount is not None) == before and (root.lower_dirs[0] / "top").read_text() == "0"
     assert not before or f"no {'inodes' if what == 'inodes' else 'space'} left" in caplog.text
-    del root
     await service.remove(built.id)
     assert await service.list() == []
     await service.close()

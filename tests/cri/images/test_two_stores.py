@@ -97,9 +97,9 @@ async def test_an_image_in_use_is_not_converted(
     service = await serve(opened, store, store=after, in_use=lambda image_id: users)
     assert not await service.convert(built.id)
     users.clear()
-    root = await service.rootfs(built.id)
+    root = await service.rootfs(built.id, "c1")
     assert not await service.convert(built.id) and texts(root, "top") == TOPS[before]
-    del root
+    service.release("c1")
     assert await service.convert(built.id)
     assert texts(await service.rootfs(built.id), "top") == TOPS[after]
 

@@ -60,12 +60,16 @@ def test_an_image_of_a_container_is_not_removed(server: Server) -> None:
     assert image_status(server, IMAGE) is not None
 
 
+# The keys are words of the errors.
 FAILING: dict[str, dict[str, Any]] = {
-    "a later step": {"CDI_devices": [api.CDIDevice(name="registry.test/none=0")]},
-    "an image volume": {
+    "CDI": {"CDI_devices": [api.CDIDevice(name="registry.test/none=0")]},
+    "image_sub_path": {
         "mounts": [
             api.Mount(
-                container_path="/v", image=api.ImageSpec(image="VOLUME"), image_sub_path="none"
+                container_path="/v",
+                image=api.ImageSpec(image="VOLUME"),
+                image_sub_path="none",
+                readonly=True,
             )
         ]
     },
@@ -82,7 +86,7 @@ def test_an_image_is_no_longer_in_use_when_its_container_could_not_be_created(
     config = server.container_config(**FAILING[what], image=api.ImageSpec(image=name))
     for mount in config.mounts:
         mount.image.image = name
-    with pytest.raises(grpc.RpcError):
+    with pytest.raises(grpc.RpcError, match=what):
         server.create(server.run_pod(), config)
     remove(server, name)
     assert image_status(server, name) is None
