@@ -44,6 +44,7 @@ from cri_server.spec import (
     pod_files,
     signals,
     sources,
+    user,
 )
 from cri_server.spec.host_binds import HostBind
 from cri_server.spec.open_sources import OpenSources
@@ -97,7 +98,7 @@ class CreateContext:
     volumes: list[mounts.MountRequest] = field(default_factory=list)
     placeholders: list[mounts.MountRequest] = field(default_factory=list)
     labels: labels.SelinuxLabels = labels.NONE
-    mounted_passwd: bytes | None = None
+    mounted_home: str | None = None
     built: build.Built | None = None
     container: Container | None = None
 
@@ -256,7 +257,7 @@ async def find_sources(context: CreateContext) -> None:
             context.requested_mounts,
             context.open_sources,
         )
-        context.mounted_passwd = await _read_mounted_passwd(context, timeout_s)
+        context.mounted_home = await _read_mounted_home(context, timeout_s)
     cdi_names = cdi.names([device.name for device in config.CDI_devices], config.annotations)
     if cdi_names:
         folders = services.config.containers.cdi_dirs
@@ -279,9 +280,10 @@ async def find_sources(context: CreateContext) -> None:
         context.devices = [d for d in context.devices if d.path not in requested_paths] + devices
 
 
-async def _read_mounted_passwd(context: CreateContext, timeout_s: float) -> bytes | None:
-    """Return the content of the /etc/passwd in the deepest bind mount over it; None without such a
-    mount, empty without a usable file. Raises DeadlineExceeded."""
+async def _read_mounted_home(context: CreateContext, timeout_s: float) -> str | None:
+    """Return the home of the container's user from the /etc/passwd in the deepest bind mount over
+    it; None without such a mount, `/` without an entry. Raises DeadlineExceeded, InvalidArgument
+    (unknown user)."""
     covering = [
         mount
         for mount in context.requested_mounts
@@ -290,14 +292,18 @@ async def _read_mounted_passwd(context: CreateContext, timeout_s: float) -> byte
     if not covering:
         return None
     mount = sorted(covering, key=lambda m: len(m.destination))[-1]
+    assert context.rootfs is not None
+    security_context, image_user = context.config.linux.security_context, context.rootfs.config.user
+    uid = user.resolve(security_context, image_user, context.accounts).uid
     # A copy, because the abandoned thread of a missed deadline must not use a closed number.
     number = os.dup(context.open_sources.fds[mount.source])
     return await sources.run_with_deadline(
         timeout_s,
         f"path {mount.source!r}",
-        sources.read_passwd,
+        sources.read_home,
         number,
         PASSWD_BELOW[mount.destination],
+        uid,
     )
 
 
@@ -374,7 +380,7 @@ async def build_spec(context: CreateContext) -> None:
             settings=context.settings,
             hooks=context.hooks,
             labels=context.labels,
-            mounted_passwd=context.mounted_passwd,
+            mounted_home=context.mounted_home,
         )
     )
     if context.checkpoint is not None:

@@ -42,7 +42,7 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
 @dataclass(slots=True)
 class Inputs:
     """Everything that a container's spec depends on. The server has resolved the host paths of the
-    mounts and devices. `mounted_passwd`: the content of the /etc/passwd that a mount brings, None
+    mounts and devices. `mounted_home`: the user's home in the /etc/passwd that a mount brings, None
     without such a mount."""
 
     container_id: str
@@ -65,7 +65,7 @@ class Inputs:
     settings: ContainersConfig = field(default_factory=ContainersConfig)
     hooks: list[hooks.ConfiguredHook] = field(default_factory=list)
     labels: SelinuxLabels = NO_LABELS
-    mounted_passwd: bytes | None = None
+    mounted_home: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ def build(inputs: Inputs) -> Built:
     context = inputs.config.linux.security_context
     user_ids = user.resolve(context, inputs.image.user, inputs.accounts)
     # Only HOME: names and groups are those of the image, as under containerd.
-    if inputs.mounted_passwd is not None:
-        user_ids = replace(user_ids, home=user.home_of(user_ids.uid, inputs.mounted_passwd))
+    if inputs.mounted_home is not None:
+        user_ids = replace(user_ids, home=inputs.mounted_home)
     granted = capabilities.to_oci(
         context, inputs.available_capabilities, inputs.settings.default_capabilities
     )

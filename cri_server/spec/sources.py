@@ -20,6 +20,7 @@ from cri_server.operations import threads
 from cri_server.spec import path_length
 from cri_server.spec.mounts import MountRequest
 from cri_server.spec.open_sources import OpenSources
+from cri_server.spec.user import home_of
 from pyrunc.compile.bind_source import open_source
 from pyrunc.compile.rootfs_probe import read_mounted_passwd
 from pyrunc.errors import DeadlineExceeded, InvalidArgument, KernelError
@@ -127,12 +128,12 @@ def open_real(path: str, destination: str, open_sources: OpenSources) -> str:
     return real
 
 
-def read_passwd(mount: int, path: str) -> bytes:
-    """Return the content of the /etc/passwd at `path` in an open bind source, empty without a
-    regular file of at most 1 MiB. Closes `mount`. Can hang."""
+def read_home(mount: int, path: str, uid: int) -> str:
+    """Return the home of a user in the /etc/passwd at `path` in an open bind source, `/` without an
+    entry in a regular file of at most 1 MiB. Closes `mount`. Can hang."""
     with closing_fd(mount), contextlib.suppress(KernelError):
-        return read_mounted_passwd(mount, path)
-    return b""
+        return home_of(uid, read_mounted_passwd(mount, path))
+    return "/"
 
 
 def real_path(path: str) -> str:

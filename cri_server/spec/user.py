@@ -84,7 +84,7 @@ def resolve(
 
 def home_of(uid: int, passwd: bytes) -> str:
     """Return the home of a user in the content of /etc/passwd, `/` without an entry."""
-    return _account(str(uid), Accounts.parse(passwd, b"")).home
+    return next((account.home for account in _passwd(passwd) if account.uid == uid), "/")
 
 
 def _account(text: str, accounts: Accounts) -> Account:
@@ -177,15 +177,13 @@ def _fields(content: bytes, count: int) -> Iterator[list[str]]:
             yield fields
 
 
-def _passwd(content: bytes) -> list[Account]:
-    accounts = []
+def _passwd(content: bytes) -> Iterator[Account]:
     for fields in _fields(content, 3):
         uid, gid = _id(fields[2]), _gid(fields, 3)
         if fields[0] and uid is not None and gid is not None:
             home = fields[5] if len(fields) > 5 else ""
             safe = home.startswith("/") and "\0" not in home and "\r" not in home
-            accounts.append(Account(fields[0], uid, gid, home if safe else "/"))
-    return accounts
+            yield Account(fields[0], uid, gid, home if safe else "/")
 
 
 def _group(content: bytes) -> list[Group]:

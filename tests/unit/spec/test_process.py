@@ -284,3 +284,18 @@ def test_a_line_of_group_is_parsed_like_runc(
     groups = user.Accounts.parse(b"", file.read_bytes()).groups
     assert [(g.name, g.gid) for g in groups] == ([] if ours is None else [("extra", ours)])
     assert ours in (runc, SKIPPED)
+
+
+def test_the_home_is_that_of_the_first_line_with_the_uid(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mounted file may have a hundred thousand lines: those behind it are not parsed."""
+    parsed = []
+
+    def account(*fields: Any) -> user.Account:
+        parsed.append(fields[0])
+        return made(*fields)
+
+    made = user.Account
+    monkeypatch.setattr(user, "Account", account)
+    passwd = b"root:x:0:0::/root:\napp:x:33:33::/srv:\nsame:x:33:33::/home:\n"
+    assert user.home_of(33, passwd) == "/srv" and parsed == ["root", "app"]
+    assert user.home_of(7, passwd) == "/"
