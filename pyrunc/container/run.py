@@ -41,15 +41,17 @@ def attend(pid: int, pidfd: int, console_fd: int | None) -> int:
     this function closes."""
     _forward_signals(pidfd)
     set_handler(SIGCHLD, lambda *_: _reap_others(pid))
-    # Those that have ended before the handler was set.
-    _reap_others(pid)
-    if console_fd is None:
-        wait_end(pidfd)
-    else:
-        with closing_fd(console_fd):
-            _Terminal(console_fd, pidfd).copy()
-    # Later children, such as hooks, have callers that wait for them.
-    set_handler(SIGCHLD, SIG_DFL)
+    try:
+        # Those that have ended before the handler was set.
+        _reap_others(pid)
+        if console_fd is None:
+            wait_end(pidfd)
+        else:
+            with closing_fd(console_fd):
+                _Terminal(console_fd, pidfd).copy()
+    finally:
+        # Later children, such as hooks, have callers that wait for them.
+        set_handler(SIGCHLD, SIG_DFL)
     return _reap(pidfd)
 
 
@@ -70,7 +72,10 @@ def _reap_others(pid: int) -> None:
     parent of the container's orphans, which would fill its pids.max as zombies."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (ended := os.waitid(os.P_ALL, 0, flags)) is not None and ended.si_pid != pid:
-        os.waitpid(ended.si_pid, 0)
+        try:
+            os.waitpid(ended.si_pid, os.WNOHANG)
+        except ChildProcessError:
+            pass  # the handler of a later SIGCHLD, which interrupted this one, has reaped it
 
 
 def _reap(pidfd: int) -> int:

@@ -70,8 +70,20 @@ class CompiledProcess:
     def close(self) -> None:
         """Close the descriptors, and end the placeholder process of a systemd scope. Called when
         the launch is done or is given up. The cgroup stays."""
+        try:
+            if self.cgroup is not None:
+                self.cgroup.occupied()
+        finally:
+            close_all(self.fds)
+            self.fds = []
+
+    def leave_to_fork(self) -> None:
+        """Close the descriptors of this process, after a fork that carries out the launch. A
+        systemd scope's placeholder process lives until the fork ends it."""
         if self.cgroup is not None:
-            self.cgroup.occupied()
+            write_end = self.cgroup.release_placeholder()
+            if write_end is not None:
+                self.fds.append(write_end)
         close_all(self.fds)
         self.fds = []
 

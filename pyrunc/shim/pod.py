@@ -314,9 +314,20 @@ class ShimPod:
             self._launch(container, call, compiled)
         except Exception as error:
             compiled.close()
-            self._clear_away(compiled.cgroup)
-            container.failed(error)
+            self._start_failed(container, compiled, error)
             raise
+
+    def _start_failed(
+        self, container: SupervisedContainer, compiled: CompiledContainer, error: Exception
+    ) -> None:
+        """Remove what a failed start has left, write the container's exit, and run its poststop
+        hooks."""
+        self._clear_away(compiled.cgroup)
+        container.failed(error)
+        # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of delete.
+        # Another runtime has run its command already.
+        if compiled.poststop and compiled.file.runtime is None:
+            self._after_stop(container)
 
     def _new_container(self, container_id: str) -> SupervisedContainer:
         return SupervisedContainer(
@@ -359,19 +370,14 @@ class ShimPod:
 
         def failed(error: Exception) -> None:
             streams.close()
-            self._clear_away(compiled.cgroup)
-            container.failed(error)
+            self._start_failed(container, compiled, error)
             call.fail(error)
-            # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of
-            # delete. Another runtime has run its command already.
-            if compiled.poststop and compiled.file.runtime is None:
-                self._after_stop(container)
 
         steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
         forked = self._starter.waits(compiled)
         container.starting = self._start(steps, done, failed, forked=forked)
         if forked:
-            compiled.close()  # the fork has its own
+            compiled.leave_to_fork()
 
     def _take_over_container(self, call: ShimCall, request: messages.TakeOverContainer) -> None:
         """Supervise a container of a lost shim. Its exec sessions are killed, because they have no

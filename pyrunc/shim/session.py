@@ -571,6 +571,10 @@ class SupervisedExec:
         if not self.pid:
             if self.starting:
                 self.starting.kill()
+        elif self.exited and tree.stat(self.pid) is not None:
+            # Another process has the number, so no member of the session is left. Its start time
+            # can be the same, because it is counted in ticks of 10 ms.
+            return
         elif self.container.running:
             yield from tree.kill_session(self.pid, self._start_time, self._processes)
         elif not self.exited:

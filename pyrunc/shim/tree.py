@@ -51,26 +51,24 @@ def kill_session(
         for pids in _portions(processes()):
             statuses |= _statuses(pids)
             yield
+        # Other processes may have the numbers of those that have ended.
+        for pid in [p for p, at in done.items() if p in statuses and statuses[p].start_time != at]:
+            del done[pid]
         # A number is free again only when no task has it as its session (kernel/pid.c,
         # __change_pid), so another process of this number proves that no member is left.
         present = stat(leader)  # looked up after the list was made
         if present is not None and present.start_time != start_time:
             return
-        members = [
-            pid
-            for pid in _members(leader, statuses, done)
-            if statuses[pid].start_time != done.get(pid)
-        ]
-        killed = False
+        members = [pid for pid in _members(leader, statuses, done) if pid not in done]
+        if not members:
+            return
         # A shell that waits for its children would otherwise end with code 0 before its turn.
         for pids in _portions(sorted(members, key=lambda pid: pid != leader)):
             for pid in pids:
-                if _kill(pid, statuses[pid].start_time):
-                    done[pid] = statuses[pid].start_time
-                    killed = True
+                # Also if it has ended meanwhile: it may have made a child after the list was made.
+                _kill(pid, statuses[pid].start_time)
+                done[pid] = statuses[pid].start_time
             yield
-        if not killed:
-            return
     raise Error(f"processes of the session of {leader} appear faster than they can be killed")
 
 
@@ -136,10 +134,9 @@ def _members(leader: int, statuses: Mapping[int, Stat], killed: Iterable[int]) -
     return [pid for pid in members if pid in statuses and statuses[pid].alive]
 
 
-def _kill(pid: int, start_time: int) -> bool:
+def _kill(pid: int, start_time: int) -> None:
     # The pidfd is opened before the start time is compared: a reused number gets no signal.
     pidfd = open_pidfd(pid, start_time)
-    if pidfd is None:
-        return False
-    with closing_fd(pidfd):
-        return send_signal(pidfd, SIGKILL)
+    if pidfd is not None:
+        with closing_fd(pidfd):
+            send_signal(pidfd, SIGKILL)

@@ -215,6 +215,14 @@ def test_run_reaps_the_orphans_of_a_container_without_a_pid_namespace(
         assert running.wait(60) == 137
 
 
+def test_run_keeps_the_exit_code_while_orphans_end_at_once(runtime: Runtime) -> None:
+    """A SIGCHLD interrupts the handler of the one before."""
+    kinds = [{"type": kind} for kind in ("mount", "network", "ipc", "uts")]
+    script = "for i in $(seq 400); do (true & true & true &); done; exit 3"
+    box = runtime.box("sh", "-c", script, namespaces=kinds)
+    assert runtime("run", "--bundle", str(box.folder), box.id).fails(code=3).err == ""
+
+
 def test_run_passes_output_and_input_through(runtime: Runtime) -> None:
     box = runtime.box("cat")
     result = runtime("run", "--bundle", str(box.folder), box.id, stdin="to and fro\n").ok()
