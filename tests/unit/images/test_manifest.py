@@ -76,3 +76,21 @@ def test_what_containers_use_is_kept() -> None:
         json.dumps(configuration(Volumes={"/a": {}, "/b": None}, Labels={"a": "b"})).encode()
     )
     assert list(parsed.image.volumes) == ["/a", "/b"] and parsed.image.labels == {"a": "b"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        (r"a\ud800b", "a\ufffdb"),
+        (r"\uDC00\uD83D", "\ufffd\ufffd"),
+        (r"\ud83d\ude00", "\U0001f600"),
+        (r"\ud83d\ud83d\ude00\ude00", "\ufffd\U0001f600\ufffd"),
+        (r"\\ud800", r"\ud800"),
+        (r"\\\ud800", "\\\ufffd"),
+        (r"\"\ud800\"", '"\ufffd"'),
+        (r"\u0041\\ud800\n\ud800", "A\\ud800\n\ufffd"),
+    ],
+)
+def test_only_half_of_a_surrogate_pair_is_replaced(text: str, value: str) -> None:
+    data = json.dumps(configuration(User="USER")).replace("USER", text).encode()
+    assert manifests.parse_config(data).image.user == value
