@@ -119,7 +119,7 @@ def test_negative_limits_are_invalid(runtime: Runtime) -> None:
     box = runtime.box("sleep", "60").up()
     for option in ("--cpu-period", "--cpu-share", "--cpu-burst"):
         runtime("update", option, "-1", box.id).fails(
-            f"invalid value{'' if runtime.is_pyrunc else ' for'}"
+            f"{option}: -1 is not between" if runtime.is_pyrunc else "invalid value for"
         )
 
 
