@@ -663,7 +663,6 @@ async def test_a_compromised_decoder_cannot_change_a_layer(
     assert await deceived.list() == [] and left_over(tmp_path) == set()
 
 
-@pytest.mark.timeout(15)
 @pytest.mark.parametrize("deceived", ["stay"], indirect=True)
 async def test_a_pull_with_a_compromised_decoder_stores_the_right_files(
     registry: Registry, deceived: ImageService
