@@ -326,7 +326,8 @@ class Lock:
         old, folder = self._state, self._state.folder
         state = find(os.path.dirname(folder), old.id)
         try:
-            # The lock of a removed folder excludes nobody from a new folder with the same path.
+            # The folder may have been removed, and a new container's folder may have its path. A
+            # lock of the old folder does not lock the new one.
             is_locked = os.path.samestat(os.fstat(self._descriptor), os.stat(folder))
         except FileNotFoundError:
             is_locked = False

@@ -28,10 +28,10 @@ def test_the_log_file_is_made_at_once(runtime: Runtime, tmp_path: Path) -> None:
 
 def test_the_log_is_written_with_few_descriptors(runtime: Runtime, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    command = runtime.command("--log", str(log), "state", "nobody")
+    command = runtime.command("--log", str(log), "state", "missing")
     limited = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", *command]
     assert subprocess.run(limited, capture_output=True, check=False).returncode == 1
-    assert "nobody" in log.read_text()
+    assert "missing" in log.read_text()
 
 
 def test_a_text_log_has_debug_lines(runtime: Runtime) -> None:

@@ -390,7 +390,7 @@ class LayerMaker:
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
         """Run `take`, which moves a finished file or folder into the store, in a thread. Wait for
-        its end even when the caller is cancelled, who would then delete the folder."""
+        its end also when the caller is cancelled, because the caller then deletes the folder."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 
