@@ -17,6 +17,7 @@ import pytest
 from cri_server.api import api_pb2 as api
 from tests.cri.server_harness import IMAGE, Server
 from tests.support.disks import make_ext4, snapshot
+from tests.support.processes import wait_until
 
 OPTIONS = "loop,commit=300"
 
@@ -98,14 +99,20 @@ def test_an_interrupted_removal_is_finished_after_a_power_cut(
 
 
 def nothing_left(server: Server) -> None:
-    """Check that neither records nor leases, damaged ones or temporary files remain. (`leaving`
-    waits for links to disappear.)"""
-    left = [
-        path
-        for folder in ("sandboxes", "containers", "network")
-        for path in (server.root / folder).rglob("*")
-        if not path.is_dir()
-        and path.parent.name != "leaving"
-        and not path.name.startswith(("lock", "last_"))
-    ]
-    assert not left
+    """Check that neither records nor leases, damaged ones or temporary files remain.
+
+    Waits for GC of the CNI plugins, which the server runs after its start. Only GC removes a lease
+    that the power cut has emptied. (`leaving` waits for links to disappear.)"""
+
+    def left() -> list[Path]:
+        return [
+            path
+            for folder in ("sandboxes", "containers", "network")
+            for path in (server.root / folder).rglob("*")
+            if not path.is_dir()
+            and path.parent.name != "leaving"
+            and not path.name.startswith(("lock", "last_"))
+        ]
+
+    wait_until(lambda: not left(), timeout_s=10)
+    assert not left()
