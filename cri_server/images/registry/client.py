@@ -452,10 +452,8 @@ def describe_error(error: BaseException, host: str) -> str:
     os_error = _cause(error, OSError)
     if isinstance(os_error, OSError) and os_error.errno:
         return os.strerror(os_error.errno).lower()
-    if isinstance(error, TimeoutError | socket.timeout) and not isinstance(
-        error, NewConnectionError
-    ):
-        return "no answer in time"
     if isinstance(error, NewConnectionError):
         return "cannot connect"
+    if isinstance(error, TimeoutError | socket.timeout):
+        return "no answer in time"
     return "the connection broke off or the answer is not HTTP"

@@ -476,16 +476,12 @@ class Registry:
         )
 
         with self._session.token(host, request.url, request.headers, request.body) as response:
-            # The token server may be overloaded, which is no refusal of the login.
-            if response.status in _RETRIED:
-                raise _overloaded(
-                    f"{host.netloc}: the token server answered HTTP status {response.status}",
-                    response,
-                )
             if response.status != 200:
-                raise Unauthorized(
-                    f"{host.netloc}: the token server answered HTTP status {response.status}"
-                )
+                text = f"{host.netloc}: the token server answered HTTP status {response.status}"
+                # The token server may be overloaded, which is no refusal of the login.
+                if response.status in _RETRIED:
+                    raise _overloaded(text, response)
+                raise Unauthorized(text)
             return logins.read_token(
                 self._all(host, response, logins.TOKEN_LIMIT_BYTES, "a token"), host.netloc
             )
