@@ -99,10 +99,9 @@ def read(path: str) -> SignaturePolicy:
         _check("default", rules_file.default)
         # registry.example:443/team reaches the registry of a rejected registry.example/team.
         rules_file.transports[TRANSPORT] = _normal_scopes(rules_file.transports.get(TRANSPORT, {}))
-        for transport, scopes in rules_file.transports.items():
-            for scope, requirements in scopes.items():
-                if transport == TRANSPORT:  # other transports are used by other programs only
-                    _check(f"transports.{transport}.{scope or '(all)'}", requirements)
+        # Other transports are used by other programs only.
+        for scope, requirements in rules_file.transports[TRANSPORT].items():
+            _check(f"transports.{TRANSPORT}.{scope or '(all)'}", requirements)
     except (OSError, ValueError, RecursionError) as error:
         raise WrongState(f"signature policy {path}: {error}") from None
     return SignaturePolicy(path, rules_file)
