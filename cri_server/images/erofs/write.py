@@ -23,7 +23,6 @@ from pyrunc.errors import ResourceExhausted
 SPARSE_LIMIT_BYTES = 1 << 40  # of the chunks of all sparse files: blocks are numbered with 32 bits
 # Of all sparse files: 16 MiB of the index. Beyond it only holes as large as a big chunk stay holes.
 CHUNKS_LIMIT = 1 << 21
-_DIRECTORY = 2
 _DOT, _DOTDOT = b".", b".."
 _HOLE = erofs.CHUNK_INDEX.pack(0, 0, erofs.NO_BLOCK)
 _PAGE_BITS = 3  # of 4 KiB: Linux reads whole pages
@@ -345,7 +344,7 @@ def _put_directory(content: bytearray, at: int, blocks: list[list[tuple[bytes, _
     for block in blocks:
         names = len(block) * erofs.DIRENT.size
         for number, (name, inode) in enumerate(block):
-            kind = _DIRECTORY if inode.node.children is not None else _file_type(inode.node)
+            kind = erofs.FILE_TYPES[stat.S_IFMT(inode.node.mode)]
             erofs.DIRENT.pack_into(
                 content,
                 at + number * erofs.DIRENT.size,
@@ -357,10 +356,6 @@ def _put_directory(content: bytearray, at: int, blocks: list[list[tuple[bytes, _
             content[at + names : at + names + len(name)] = name
             names += len(name)
         at += erofs.BLOCK
-
-
-def _file_type(node: ErofsNode) -> int:
-    return erofs.FILE_TYPES[stat.S_IFMT(node.mode)]
 
 
 def _xattrs(node: ErofsNode) -> bytes:
