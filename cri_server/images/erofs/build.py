@@ -13,7 +13,7 @@ from cri_server.images.erofs.format import TAG_BYTES
 from cri_server.images.erofs.layer_tree import read_layer
 from cri_server.images.erofs.merge import merged, without_repetitions
 from cri_server.images.erofs.tar_file import Growth, TarFile
-from cri_server.images.erofs.write import ErofsDevice, IndexWriter, iterate_pieces
+from cri_server.images.erofs.write import IndexWriter, iterate_pieces
 from cri_server.images.formats.digests import hex_of
 from cri_server.images.layers import jail, layer_job
 from cri_server.images.layers.inflate import UnpackLimits
@@ -64,7 +64,7 @@ def build(
         tar.complete()
     index.put_devices(
         [
-            ErofsDevice(hex_of(diff_id)[:TAG_BYTES].encode(), tar.size_bytes)
+            (hex_of(diff_id)[:TAG_BYTES].encode(), tar.size_bytes)
             for diff_id, tar in zip(diff_ids, tars, strict=True)
         ]
     )

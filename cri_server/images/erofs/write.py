@@ -31,14 +31,6 @@ _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_
 
 
 @dataclass(frozen=True, slots=True)
-class ErofsDevice:
-    """A layer's tar. `tag`: its name in the index, at most 64 bytes."""
-
-    tag: bytes
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class SparseFile:
     """A sparse file's data, which must be copied into the index. The `pieces` (offset in the index,
     length) lie one after the other on `device`, from the offset `source` on."""
@@ -59,16 +51,13 @@ class EncodedIndex:
     inodes: int
     sparse: list[SparseFile] = field(default_factory=list)
 
-    def put_devices(self, devices: Sequence[ErofsDevice]) -> None:
+    def put_devices(self, devices: Sequence[tuple[bytes, int]]) -> None:
         """Fill the device table, for which `index` has reserved the space. Without it the index
-        cannot be mounted."""
-        for number, device in enumerate(devices, _FIRST_SLOT):
+        cannot be mounted. `devices`: for each layer's tar its name in the index, at most 64 bytes,
+        and its size in bytes."""
+        for number, (tag, size_bytes) in enumerate(devices, _FIRST_SLOT):
             erofs.DEVICE_SLOT.pack_into(
-                self.content,
-                number * erofs.DEVICE_SLOT.size,
-                device.tag,
-                _blocks(device.size_bytes),
-                0,
+                self.content, number * erofs.DEVICE_SLOT.size, tag, _blocks(size_bytes), 0
             )
 
 
