@@ -423,7 +423,7 @@ class ImageService:
             images = []
             for image_id, content in contents.items():
                 target = blobs.add(names[image_id].target, content.manifest, content.diff_ids)
-                images.append(exports.Exported(target, list(tags[image_id])))
+                images.append((target, list(tags[image_id])))
             parts = exports.archive(blobs, images)
             while (part := await in_thread(lambda: next(parts, None))) is not None:
                 yield part

@@ -11,7 +11,6 @@ import io
 import json
 import tarfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -24,14 +23,6 @@ _NAME = "org.opencontainers.image.ref.name"
 _CONTAINERD_NAME = "io.containerd.image.name"
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
-    """An image to write to an archive, and its tags there."""
-
-    target: Descriptor
-    tags: Sequence[str]
-
-
 def platform_manifest(blobs: Blobs, target: Descriptor) -> tuple[Descriptor, Manifest]:
     """Return the manifest for this machine, with its descriptor: `target` itself, or one that the
     index at `target` names. Raises BadManifest, NotFound."""
@@ -42,23 +33,23 @@ def platform_manifest(blobs: Blobs, target: Descriptor) -> tuple[Descriptor, Man
     )
 
 
-def archive(blobs: Blobs, images: Sequence[Exported]) -> Iterator[bytes]:
-    """Yield the archive in parts; blocking. The caller holds leases on the blobs. Raises Error,
-    OSError."""
+def archive(blobs: Blobs, images: Sequence[tuple[Descriptor, Sequence[str]]]) -> Iterator[bytes]:
+    """Yield the archive in parts; blocking. `images`: the descriptor of each image, and its tags in
+    the archive. The caller holds leases on the blobs. Raises Error, OSError."""
     index, legacy = [], []
     needed: dict[str, None] = {}
-    for image in images:
-        target, manifest = platform_manifest(blobs, image.target)
+    for descriptor, tags in images:
+        target, manifest = platform_manifest(blobs, descriptor)
         needed |= dict.fromkeys(
             [target.digest, manifest.config.digest, *(d.digest for d in manifest.layers)]
         )
-        for tag in image.tags or [""]:
+        for tag in tags or [""]:
             index.append(_entry(blobs, target, tag))
         legacy.append(
             {
                 "Config": _place(manifest.config.digest),
                 # `docker save` writes null for an image without a tag.
-                "RepoTags": list(image.tags) or None,
+                "RepoTags": list(tags) or None,
                 "Layers": [_place(layer.digest) for layer in manifest.layers],
             }
         )
