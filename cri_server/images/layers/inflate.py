@@ -117,7 +117,6 @@ class TarStream:
         self._blocks: Iterator[bytes | memoryview] = (
             self._as_it_is() if decoded else self._decoded()
         )
-        self.read_bytes = 0
         self.size_bytes = 0
 
     def read_exact(self, size: int) -> bytes:
@@ -174,16 +173,13 @@ class TarStream:
         if self._hash:
             self._hash.update(block)
         self.size_bytes += len(block)
-        self._check()
-        self._block = memoryview(block)
-        return True
-
-    def _check(self) -> None:
         if self.size_bytes > self._limits.size_bytes:
             raise ResourceExhausted(
                 f"{self._limits.subject} unpacks to more than {self._limits.size_bytes} bytes:"
                 f" {self._limits.reason}"
             )
+        self._block = memoryview(block)
+        return True
 
     def _as_it_is(self) -> Iterator[memoryview]:
         self._refill()
@@ -205,7 +201,6 @@ class TarStream:
 
     def _refill(self) -> None:
         data = self._read()
-        self.read_bytes += len(data)
         self._input, self._used = data if isinstance(data, memoryview) else memoryview(data), 0
 
     def _refill_magic(self) -> None:
