@@ -64,8 +64,8 @@ class _Archive:
         self._files: dict[str, str] = {}  # name -> digest of the blob
         self._links: dict[str, str] = {}  # name -> target
         self._digests: set[str] = set()
-        self._parse = cache(self._parse_document)
-        self.config = cache(self._parse_config)
+        self._parse = cache(lambda digest, kind: manifests.parse(self.read(digest), kind))
+        self.config = cache(lambda digest: manifests.parse_config(self.read(digest)))
 
     def add_file(self, name: str, digest: str) -> None:
         """Record a file that is stored as a blob."""
@@ -148,12 +148,6 @@ class _Archive:
             return manifests.follow(descriptor, read, self._digests.__contains__)[1]
         except manifests.Artifact:
             return None
-
-    def _parse_document(self, digest: str, media_type: str) -> Manifest | ImageIndex:
-        return manifests.parse(self.read(digest), media_type)
-
-    def _parse_config(self, digest: str) -> manifests.ImageConfiguration:
-        return manifests.parse_config(self.read(digest))
 
 
 @contextmanager
