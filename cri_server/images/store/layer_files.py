@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cri_server.images.erofs import build, layer_tar
-from cri_server.images.formats.digests import HEX_LENGTHS, hex_of
+from cri_server.images.formats.digests import digest_from_hex, hex_of, is_digest
 from cri_server.images.layers.incoming import DigestMismatch
 from cri_server.images.store.blobs import FOLDER_MODE
 from pyrunc import atomic_file
@@ -29,7 +29,6 @@ from pyrunc.kernel.fd import closing_fd
 log = logging.getLogger(__name__)
 
 DROPPED_LIMIT = 100  # descriptors of dropped files; beyond it files are freed at once
-_DIGITS = frozenset("0123456789abcdef")
 
 
 class LayerFiles:
@@ -52,11 +51,7 @@ class LayerFiles:
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(FOLDER_MODE)
             for entry in os.scandir(folder):
-                if (
-                    len(entry.name) in HEX_LENGTHS
-                    and set(entry.name) <= _DIGITS
-                    and entry.is_file(follow_symlinks=False)
-                ):
+                if is_digest(digest_from_hex(entry.name)) and entry.is_file(follow_symlinks=False):
                     self._sizes[folder / entry.name] = (
                         entry.stat(follow_symlinks=False).st_blocks * 512
                     )
