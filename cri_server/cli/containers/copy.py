@@ -133,16 +133,14 @@ def _last(root: int, path: str, follow: bool) -> Iterator[tuple[int, str]]:
         yield folder, name or "."
 
 
-@contextlib.contextmanager
-def _folder_at(root: int | None, path: str) -> Iterator[int]:
+def _folder_at(root: int | None, path: str) -> closing_fd:
     """Open the folder `path` below `root` (None: below the host's root) for the `with` block, and
-    yield its descriptor. Raises KernelError or OSError if it is no folder."""
+    provide its descriptor. Raises KernelError or OSError if it is no folder."""
     flags = os.O_RDONLY | os.O_DIRECTORY
     # In a container each link is resolved as the container sees it, so that none leads to the host.
-    with closing_fd(
+    return closing_fd(
         os.open(path, flags | os.O_CLOEXEC) if root is None else open_in_root(root, path, flags)
-    ) as number:
-        yield number
+    )
 
 
 def _status(folder: int, name: str, path: str) -> os.stat_result:

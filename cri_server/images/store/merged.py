@@ -7,22 +7,17 @@ The tree is mounted nowhere. Its content is hostile: resolve paths only beneath 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from pyrunc.compile.image_mount import open_layers
 from pyrunc.kernel.fd import closing_fd
 
 
-@contextmanager
-def merged(layers: Sequence[str | os.PathLike[str]]) -> Iterator[int]:
-    """Open the merged tree of `layers`, top first, and yield a descriptor of its root, which is
+def merged(layers: Sequence[str | os.PathLike[str]]) -> closing_fd:
+    """Open the merged tree of `layers`, top first, and provide a descriptor of its root, which is
     valid during the `with` block. Blocking. Raises KernelError, OSError."""
     paths = [os.fspath(layer) for layer in layers]
     # overlay(5) needs two layers when there is no upper one.
     if len(paths) == 1:
-        root = os.open(paths[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    else:
-        root = open_layers(paths)
-    with closing_fd(root):
-        yield root
+        return closing_fd(os.open(paths[0], os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+    return closing_fd(open_layers(paths))

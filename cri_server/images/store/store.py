@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 from cri_server.images.erofs.probe import mount_obstacle, sharing_obstacle
@@ -175,12 +175,10 @@ class Store:
         finally:
             self._leases.remove(leased)
 
-    @asynccontextmanager
-    async def loading(self) -> AsyncIterator[None]:
+    def loading(self) -> AbstractAsyncContextManager[None]:
         """Prevent collections during the `with` block, because an archive's blobs arrive before
         their use is known."""
-        async with self.holding([EVERYTHING]):
-            yield
+        return self.holding([EVERYTHING])
 
     async def _lease(self, keys: list[str]) -> None:
         def add() -> None:
