@@ -6,12 +6,11 @@ anything starts.
 """
 
 from cri_server.config.loader import DEFAULT_PATH, load, load_with_origins
-from cri_server.config.model import Config, MetricsConfig, NetworkConfig, ServerConfig
+from cri_server.config.model import Config, NetworkConfig, ServerConfig
 
 __all__ = [
     "DEFAULT_PATH",
     "Config",
-    "MetricsConfig",
     "NetworkConfig",
     "ServerConfig",
     "load",

@@ -115,14 +115,11 @@ def _absolute(config: Config) -> Iterator[tuple[str, str]]:
             yield f"containers.{key}", path
     for key in ("socket", "plugin_dir", "plugin_config_dir"):
         yield f"nri.{key}", getattr(config.nri, key)
-    yield from (
-        ("network.bin_dir", folder) for folder in config.network.bin_dir.split(":") if folder
-    )
-    yield from (
-        ("registry.config_path", folder)
-        for folder in config.registry.config_path.split(":")
-        if folder
-    )
+    for key, folders in (
+        ("network.bin_dir", config.network.bin_dir),
+        ("registry.config_path", config.registry.config_path),
+    ):
+        yield from ((key, folder) for folder in folders.split(":") if folder)
 
 
 def _check_endpoint(endpoint: str) -> Iterator[InvalidSpec]:
