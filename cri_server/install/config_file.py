@@ -29,12 +29,11 @@ HEAD = """\
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key of the configuration file. `values` describes the permitted values; `default` is the
-    default value as TOML."""
+    """A key of the configuration file. `about`: its explanation, with the permitted values;
+    `default`: the default value as TOML."""
 
     name: str
     about: str
-    values: str
     default: str
 
 
@@ -69,10 +68,7 @@ def text() -> str:
         parts.append(f"\n# {section.about}\n{'#' * section.repeated}[{section.name}]\n")
         for key in section.keys:
             indent = "  " * section.repeated
-            parts += [
-                _comment(f"{key.about} {key.values}".strip()),
-                f"#{indent}{key.name} = {key.default}\n",
-            ]
+            parts += [_comment(key.about), f"#{indent}{key.name} = {key.default}\n"]
     return "".join(parts)
 
 
@@ -96,7 +92,7 @@ def _key(field: msgspec.inspect.Field) -> Key:
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if value is None:  # a handler has the default of [containers]
         value = getattr(Config().containers, field.name)
-    return Key(field.name, about, _values(kind), _toml(value))
+    return Key(field.name, f"{about} {_values(kind)}".strip(), _toml(value))
 
 
 def _values(kind: msgspec.inspect.Type) -> str:
@@ -126,7 +122,7 @@ def markdown() -> str:
             f"## `[{section.name}]`\n\n{section.about}\n\n| key | default | what |\n|---|---|---|\n"
         )
         for key in section.keys:
-            about = f"{key.about} {key.values}".strip().replace("|", "\\|")
+            about = key.about.replace("|", "\\|")
             parts.append(f"| `{key.name}` | `{key.default}` | {about} |\n")
         parts.append("\n")
     return "".join(parts)

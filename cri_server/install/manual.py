@@ -55,7 +55,7 @@ def config_page() -> str:
     body = [_head("pyrunc-config", 5, "the configuration file of pyrunc-cri")]
     body.append(_section("DESCRIPTION", [CONFIG_RULES]))
     for section in sections():
-        keys = {f"{key.name} = {key.default}": f"{key.about} {key.values}" for key in section.keys}
+        keys = {f"{key.name} = {key.default}": key.about for key in section.keys}
         body.append(_section(f"[{section.name}]", [_escaped(section.about) + "\n", *_items(keys)]))
     body.append(_see_also("pyrunc-config(5)"))
     return "".join(body)
