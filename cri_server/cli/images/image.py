@@ -17,6 +17,16 @@ from cri_server.cli.output.show import size
 from pyrunc.errors import InvalidArgument, NotFound
 
 DANGLING = (("dangling", "true"), ("dangling", "false"))
+LISTING: Listing[api.Image] = Listing(
+    "images",
+    (
+        Column("IMAGE", lambda i: (list(i.repo_tags) or list(i.repo_digests) or ["<none>"])[0]),
+        Column("SIZE", lambda i: size(i.size)),
+    ),
+    formats.plain,
+    lambda i: i.id,
+    lambda i: (list(i.repo_tags) or [i.id])[0],
+)
 
 
 @click.group()
@@ -57,7 +67,7 @@ def images(
     if pinned:
         selected = [i for i in selected if i.pinned]
     if output.format not in ("table", "wide") or output.quiet or output.template is not None:
-        formats.say(output.render_list(_listing(output), selected))
+        formats.say(output.render_list(LISTING, selected))
         return
     with_digests = digests or output.format == "wide"
     titles = ["IMAGE", "ID", "SIZE", "PINNED", *(["DIGEST"] if with_digests else [])]
@@ -72,19 +82,6 @@ def _rows(each: api.Image, output: OutputOptions, *, with_digests: bool) -> list
     if with_digests:
         facts.append(" ".join(digest.rpartition("@")[2] for digest in each.repo_digests))
     return [(name, *facts) for name in names]
-
-
-def _listing(output: OutputOptions) -> Listing[api.Image]:
-    return Listing(
-        "images",
-        (
-            Column("IMAGE", lambda i: (list(i.repo_tags) or list(i.repo_digests) or ["<none>"])[0]),
-            Column("SIZE", lambda i: size(i.size)),
-        ),
-        formats.plain,
-        lambda i: i.id if output.no_trunc or output.quiet else output.short(i.id),
-        lambda i: (list(i.repo_tags) or [i.id])[0],
-    )
 
 
 def _is_named(each: api.Image, reference: str) -> bool:
