@@ -294,8 +294,7 @@ def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = F
     except ServerError:
         if not force or not _release_network(client, pod):
             raise
-        stop_pod(client, pod, grace_s)
-        client.call(api.RemovePodSandboxRequest(pod_sandbox_id=pod))
+        remove_pod(client, pod, grace_s)
 
 
 def _release_network(client: Client, pod: str) -> bool:
