@@ -220,7 +220,6 @@ def _text(value: object) -> str:
 
 def _ms(value: float) -> str:
     """Format a duration in milliseconds: `0.02 ms`, `12.3 ms`, `1 250 ms`."""
-    value = float(value)
     return (
         f"{value:.2f} ms"
         if value < 10

@@ -235,22 +235,20 @@ def watch(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the options --watch and --interval to a verb. Its function gets `watching`: the interval
     in seconds, or None without --watch."""
 
-    @functools.wraps(command)
-    def wrapped(*arguments: Any, watch: bool, interval: float, **rest: Any) -> Any:
-        return command(*arguments, watching=interval if watch else None, **rest)
-
-    seconds = click.FloatRange(0.1, 86400)
-    wrapped = click.option(
+    @click.option("-w", "--watch", is_flag=True, help="Repeat the output until interrupted.")
+    @click.option(
         "--interval",
-        type=seconds,
+        type=click.FloatRange(0.1, 86400),
         default=WATCH_S,
         show_default=True,
         metavar="SECONDS",
         help="The interval of --watch.",
-    )(wrapped)
-    return click.option("-w", "--watch", is_flag=True, help="Repeat the output until interrupted.")(
-        wrapped
     )
+    @functools.wraps(command)
+    def wrapped(*arguments: Any, watch: bool, interval: float, **rest: Any) -> Any:
+        return command(*arguments, watching=interval if watch else None, **rest)
+
+    return wrapped
 
 
 def repeat(draw: Callable[[], str], watching: float | None) -> None:
