@@ -24,13 +24,12 @@ from urllib.parse import SplitResult, urlencode, urlsplit
 
 from cri_server.images.formats.reference import DOCKER, Reference, is_loopback, normal_registry
 from cri_server.images.model import Auth
-from cri_server.images.registry.hosts import RegistryHost, default_url
+from cri_server.images.registry.hosts import TOKEN, RegistryHost, default_url
 from pyrunc.errors import InvalidArgument, PeerError
 
 TOKEN_LIMIT_BYTES = 1 << 20
 CLIENT = "pyrunc"
 _DOCKER_TOKENS = "auth.docker.io"
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _QUOTED = re.compile(r'"((?:[^"\\]|\\.)*)"')
 _HEADER_SAFE = re.compile(r"[\x21-\x7e]+")
 
@@ -148,7 +147,7 @@ def challenges(header: str) -> list[Challenge]:
     while at < len(header):
         separator = re.compile(r"[\s,]*").match(header, at)
         at = separator.end() if separator else at
-        word = _TOKEN.match(header, at)
+        word = TOKEN.match(header, at)
         if not word:
             break
         at = word.end()
@@ -156,7 +155,7 @@ def challenges(header: str) -> list[Challenge]:
         if not equals:
             offered.append(Challenge(word[0].lower(), {}))
             continue
-        value = _QUOTED.match(header, equals.end()) or _TOKEN.match(header, equals.end())
+        value = _QUOTED.match(header, equals.end()) or TOKEN.match(header, equals.end())
         if not offered or not value:
             break
         text = re.sub(r"\\(.)", r"\1", value[1]) if value.re is _QUOTED else value[0]

@@ -37,7 +37,7 @@ DEFAULT_FOLDER = "_default"
 SIZE_LIMIT_BYTES, LINE_LIMIT_BYTES = 64 << 10, 1024
 _FOLDER_PORT = re.compile(r"_([0-9]+)_\Z")
 _logged: set[str] = set()  # warnings that were logged, once each
-_HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")  # RFC 9110 section 5.6.2: a header's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,7 +379,7 @@ def _pair(path: Path, key: str, item: str | list[str]) -> tuple[str, str | None]
 def _headers(path: Path, key: str, table: dict[str, str | list[str]]) -> dict[str, list[str]]:
     headers = {name: _listed(value) for name, value in table.items()}
     for name, values in headers.items():
-        if not _HEADER_NAME.fullmatch(name) or any("\n" in v or "\r" in v for v in values):
+        if not TOKEN.fullmatch(name) or any("\n" in v or "\r" in v for v in values):
             raise InvalidSpec(f"{path}:{key}.header", f"{name!r} is not a header")
     return headers
 
