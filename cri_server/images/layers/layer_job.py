@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from cri_server.images.formats.digests import algorithm_of
 from cri_server.images.layers.inflate import LayerWork, TarStream
@@ -27,10 +27,8 @@ def begin(progress_fd: int) -> Callable[[], None]:
     os.set_blocking(progress_fd, False)
 
     def tick() -> None:
-        try:
+        with suppress(BlockingIOError):  # the pipe is full: a notification is pending
             os.write(progress_fd, b".")
-        except BlockingIOError:  # the pipe is full: a notification is pending
-            pass
 
     return tick
 

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import threading
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -496,7 +496,8 @@ class Catalog:
                 log.warning(
                     "%s is damaged and was renamed: %s: %s", path, type(error).__name__, error
                 )
-                _set_aside(path)
+                with suppress(FileNotFoundError):
+                    path.rename(f"{path}.damaged-{time.time_ns()}")
         return self._scan()
 
     def _parsed(self, entries: list[dict[str, Any]]) -> list[Name]:
@@ -593,10 +594,3 @@ def _name(entry: dict[str, Any]) -> Name:
         reference = Reference.parse(annotations[REF_NAME])
         return Name(reference.name, reference.tag, target)
     return Name(repository_of(str(annotations.get(REPOSITORY, ""))), None, target)
-
-
-def _set_aside(path: Path) -> None:
-    try:
-        os.rename(path, f"{path}.damaged-{time.time_ns()}")
-    except FileNotFoundError:
-        pass

@@ -187,10 +187,8 @@ class LayerFiles:
         # The descriptor keeps the blocks: unlink(2) and close of a tar of 150 MB free 76,000 pages,
         # which takes 120 ms.
         if len(self._dropped) < DROPPED_LIMIT:
-            try:
+            with suppress(FileNotFoundError):
                 self._dropped.append(os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC))
-            except FileNotFoundError:
-                pass
         path.unlink(missing_ok=True)
         if self._digests.pop(path, ""):
             (self._verity / self._name(path)).unlink(missing_ok=True)
