@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +77,11 @@ def _of_server(context: click.Context) -> dict[str, Any]:
 
 def _print(results: list[CheckResult], show_fine: bool) -> None:
     """Print the results, then the number of results of each level."""
-    plain = bool(os.environ.get("NO_COLOR"))
     for result in results:
         if result.level == Level.FINE and not show_fine:
             continue
-        word = WORDS[result.level].ljust(7)
-        word = word if plain else click.style(word, fg=COLOURS[result.level])
-        click.echo(f"{word}  {result.code}: {result.observation.translate(VISIBLE)}")
+        word = click.style(WORDS[result.level].ljust(7), fg=COLOURS[result.level])
+        formats.say(f"{word}  {result.code}: {result.observation.translate(VISIBLE)}")
         for head, text in (("so", result.effect), ("mend", result.remedy)):
             if text:
                 click.echo(f"           {head}: {text}".translate(VISIBLE))
