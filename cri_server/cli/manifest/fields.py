@@ -25,8 +25,6 @@ APPARMOR = ({"type": "RuntimeDefault"},)
 
 Harmless = tuple[Any, ...] | None
 
-_POD: dict[str, Harmless] = {"status": ANY}
-
 _SET_BY_API_SERVER = """
     creationTimestamp deletionTimestamp deletionGracePeriodSeconds generation managedFields
     resourceVersion selfLink
@@ -69,7 +67,6 @@ _VOLUME_SOURCES = """
     flexVolume flocker gcePersistentDisk gitRepo glusterfs image iscsi nfs persistentVolumeClaim
     photonPersistentDisk portworxVolume projected quobyte rbd scaleIO secret storageos vsphereVolume
 """
-_VOLUME: dict[str, Harmless] = dict.fromkeys(_VOLUME_SOURCES.split(), NONE)
 
 _POD_SECURITY: dict[str, Harmless] = {
     "appArmorProfile": APPARMOR,
@@ -86,12 +83,12 @@ _SECURITY: dict[str, Harmless] = {
 }
 
 NOT_DONE: dict[type, dict[str, Harmless]] = {
-    pod_model.PodManifest: _POD,
+    pod_model.PodManifest: {"status": ANY},
     pod_model.Metadata: _METADATA,
     pod_model.PodSpec: _SPEC,
     pod_model.ContainerManifest: _CONTAINER,
     pod_model.Env: {"valueFrom": NONE},
-    pod_model.Volume: _VOLUME,
+    pod_model.Volume: dict.fromkeys(_VOLUME_SOURCES.split(), NONE),
     pod_model.EmptyDir: {"medium": ("",), "sizeLimit": NONE},
     pod_model.Resources: {"claims": EMPTY},
     pod_model.PodSecurity: _POD_SECURITY,
