@@ -11,7 +11,6 @@ import json
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -92,7 +91,9 @@ def _key(field: msgspec.inspect.Field) -> Key:
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
     if value is None:  # a handler has the default of [containers]
         value = getattr(Config().containers, field.name)
-    return Key(field.name, f"{about} {_values(kind)}".strip(), _toml(value))
+    # Strings, numbers, booleans and lists of them have the same form in TOML as in JSON.
+    default = json.dumps(value, ensure_ascii=False)
+    return Key(field.name, f"{about} {_values(kind)}".strip(), default)
 
 
 def _values(kind: msgspec.inspect.Type) -> str:
@@ -106,12 +107,6 @@ def _values(kind: msgspec.inspect.Type) -> str:
         case msgspec.inspect.IntType(ge=low, le=high) if low is not None and high is not None:
             return f"{low} to {high}."
     return ""
-
-
-def _toml(value: Any) -> str:
-    """Format a default value as TOML. Uses JSON's encoder, because strings, numbers, booleans and
-    lists of them have the same form in TOML."""
-    return json.dumps(value, ensure_ascii=False)
 
 
 def markdown() -> str:
