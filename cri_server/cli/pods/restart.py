@@ -20,9 +20,9 @@ from cri_server.cli.arguments import completion, options, ownership
 from cri_server.cli.connection.client import Client, ServerError, latest_attempts, pod_names
 from cri_server.cli.containers import sources, stop
 from cri_server.cli.manifest import folders, host_names
-from cri_server.cli.output.report import for_each, report
+from cri_server.cli.output.report import for_each
 from cri_server.cli.pods import run
-from pyrunc.errors import Error, WrongState
+from pyrunc.errors import WrongState
 
 
 @click.command()
@@ -167,7 +167,7 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
                 run.wait_init(client, identifier, container.metadata.name)
         folders.change_owner(folder, pod.id, new_pod)
     except BaseException:
-        _discard(client, new_pod)
+        run.discard(client, new_pod, 0)
         raise
     stop.remove_pod(client, pod.id, 0)
     return new_pod
@@ -210,13 +210,6 @@ def _make(
         raise
     client.start_container(identifier)
     return identifier
-
-
-def _discard(client: Client, pod: str) -> None:
-    try:
-        stop.remove_pod(client, pod, 0)
-    except Error as error:
-        report(f"pod {pod} could not be removed: {error}")
 
 
 def _newest(client: Client, pod: api.PodSandbox) -> list[api.Container]:

@@ -307,15 +307,22 @@ def exit_code(client: Client, running: Running) -> int:
     return next((code for code in codes if code), 0)
 
 
+def discard(client: Client, pod: str, grace_s: int) -> bool:
+    """Stop and remove a pod, and return whether it was removed. Prints an error instead of raising
+    it."""
+    try:
+        stop.remove_pod(client, pod, grace_s)
+    except Error as error:
+        report(f"pod {pod} could not be removed: {error}")
+        return False
+    return True
+
+
 def clean_up(client: Client, running: Running, grace_s: int) -> None:
     """Stop and remove the pod, then delete its folder. Keeps the folder if the pod cannot be
     removed. Prints errors instead of raising them."""
-    if running.id:
-        try:
-            stop.remove_pod(client, running.id, grace_s)
-        except Error as error:
-            report(f"pod {running.id} could not be removed: {error}")
-            return
+    if running.id and not discard(client, running.id, grace_s):
+        return
     try:
         folders.delete(running.folder)
     except OSError as error:
