@@ -361,12 +361,11 @@ class ImageService:
             lambda: self._store.blobs.read(content.manifest.config.digest, LIMIT_BYTES)
         )
         layers = [{"digest": layer.digest, "size": layer.size} for layer in content.manifest.layers]
-        labels = content.config.image.labels
         return {
             "chainID": content.chain[-1],
             "store": "mounted" if content.mounted else "unpacked",
             "files": self._paths_of(content).to_fields(),
-            "labels": labels,
+            "labels": content.config.image.labels,
             "imageSpec": json.loads(data),
             "layers": layers,
         }

@@ -34,7 +34,7 @@ from pyrunc.errors import KernelError, ResourceExhausted
 from pyrunc.kernel.fd import closing_fd, pwrite_all
 from pyrunc.kernel.full import FULL, reason
 from pyrunc.kernel.path import open_beneath
-from pyrunc.kernel.tree import remove_tree
+from pyrunc.kernel.tree import FOLDER, remove_tree
 
 _PARENTS_OPEN = 48
 NAMES_LIMIT_BYTES = 256 << 20  # of all directories, which are held until the end
@@ -49,7 +49,6 @@ _FAULTS_OF_THE_LAYER = {
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 Created = TypeVar("Created")
 Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty: the root
@@ -231,7 +230,7 @@ class _Extractor:
             status = os.lstat(names[-1], dir_fd=parent)
             if not stat.S_ISDIR(status.st_mode):
                 self._create(path, parent, lambda name: os.mkdir(name, 0o755, dir_fd=parent))
-        self._describe_directory(entry, path, os.open(names[-1], _DIRECTORY, dir_fd=parent))
+        self._describe_directory(entry, path, os.open(names[-1], FOLDER, dir_fd=parent))
 
     def _describe_directory(self, entry: TarMember, path: Path, fd: int) -> None:
         with closing_fd(fd):
@@ -496,7 +495,7 @@ def _working_directory(folder_fd: int) -> Iterator[None]:
 
 
 def _make_opaque_at(parent_fd: int, name: bytes) -> None:
-    with closing_fd(os.open(name, _DIRECTORY, dir_fd=parent_fd)) as fd:
+    with closing_fd(os.open(name, FOLDER, dir_fd=parent_fd)) as fd:
         os.setxattr(fd, OPAQUE_XATTR, b"y")
 
 
