@@ -47,7 +47,7 @@ def parse(config: PluginConfig, call: CniCall) -> HostLocalSettings:
     requested = _requested(config, call)
     _check_requests(requested, sets)
     return HostLocalSettings(
-        folder=network_folder(config, ipam),
+        folder=folder_of(config),
         sets=sets,
         routes=routes,
         dns=_resolver(ipam.get("resolvConf")),
@@ -59,11 +59,7 @@ def folder_of(config: PluginConfig) -> str:
     """Return the folder with the network's leases. DEL and GC need only the folder, so this parses
     no ranges. Raises CniError INVALID_CONFIG."""
     ipam = config.raw.get("ipam")
-    return network_folder(config, ipam if isinstance(ipam, dict) else {})
-
-
-def network_folder(config: PluginConfig, ipam: dict[str, Any]) -> str:
-    data_dir = ipam.get("dataDir") or DEFAULT_DATA_DIR
+    data_dir = (ipam.get("dataDir") if isinstance(ipam, dict) else None) or DEFAULT_DATA_DIR
     if not isinstance(data_dir, str) or not os.path.isabs(data_dir):
         raise CniError(INVALID_CONFIG, "ipam.dataDir: not an absolute path")
     return os.path.join(data_dir, config.name)

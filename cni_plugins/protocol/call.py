@@ -87,10 +87,7 @@ class CniCall:
 
     def argument(self, key: str) -> str:
         """Return the value of `key` in CNI_ARGS; empty if the key is missing."""
-        for name, value in self.arguments:
-            if name == key:
-                return value
-        return ""
+        return next((value for name, value in self.arguments if name == key), "")
 
 
 def parse_arguments(text: str) -> tuple[tuple[str, str], ...]:

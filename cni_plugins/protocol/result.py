@@ -131,7 +131,7 @@ class Result:
         if not isinstance(result_version, str):
             raise _bad("cniVersion", "not a string")
         version.require_supported(result_version)
-        if version.form_of(result_version) is version.Form.SINGLE_ADDRESSES:
+        if version.FORMS[result_version] is version.Form.SINGLE_ADDRESSES:
             read = _read_single_addresses(raw, strict)
         else:
             read = _read_lists(raw, strict)
@@ -141,10 +141,10 @@ class Result:
         """Encode the result as JSON in the form of `cni_version`. Raises CniError
         INCOMPATIBLE_VERSION for an unsupported version."""
         version.require_supported(cni_version)
-        form = version.form_of(cni_version)
+        form = version.FORMS[cni_version]
         if (
             self.raw is not None
-            and version.form_of(self.raw["cniVersion"]) in _COMPATIBLE_FORMS[form]
+            and version.FORMS[self.raw["cniVersion"]] in _COMPATIBLE_FORMS[form]
         ):
             # As it was read: plugins find their notes again, in keys that no version defines.
             return {**self.raw, "cniVersion": cni_version}

@@ -31,7 +31,7 @@ class Form(Enum):
     NEWEST = "interfaces with mtu"
 
 
-_FORMS = {
+FORMS = {
     "0.1.0": Form.SINGLE_ADDRESSES,
     "0.2.0": Form.SINGLE_ADDRESSES,
     "0.3.0": Form.VERSIONED_LISTS,
@@ -40,11 +40,7 @@ _FORMS = {
     "1.0.0": Form.LISTS,
     "1.1.0": Form.NEWEST,
 }
-
-
-def form_of(version: str) -> Form:
-    """Return the form of results of a supported version."""
-    return _FORMS[version]
+"""Version -> the form of its results."""
 
 
 @functools.lru_cache(maxsize=16)
