@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 
 from cni_plugins import ipam
 from cni_plugins.bridge import links, masquerade
-from cni_plugins.bridge.addressing import Addressing, derive
+from cni_plugins.bridge.addressing import derive
 from cni_plugins.bridge.settings import BridgeSettings, host_link_name, parse
 from cni_plugins.net import host_rules
 from cni_plugins.net.pod import open_pod
@@ -20,7 +21,7 @@ from cni_plugins.net.rtnetlink import host_socket
 from cni_plugins.protocol.call import CniCall
 from cni_plugins.protocol.config import PluginConfig
 from cni_plugins.protocol.errors import CniError
-from cni_plugins.protocol.result import Interface, Result, dns_from_json
+from cni_plugins.protocol.result import Dns, Interface, Result, dns_from_json
 from cni_plugins.skel import CniPlugin, serve
 
 
@@ -57,12 +58,18 @@ def add(call: CniCall, config: PluginConfig) -> Result:
             subnets = {a.address.network for a in addressing.ips}
             host_rules.add_elements(masquerade.elements(addressing.ips, tag), subnets)
         undo.pop_all()
-    interfaces = (
-        Interface(name=bridge.name, mac=bridge.mac, mtu=bridge.mtu),
-        Interface(name=port.name, mac=port.mac, mtu=port.mtu),
-        Interface(name=call.ifname, mac=inner.mac, mtu=inner.mtu, sandbox=call.netns),
+    # The IPAM plugin's dns; if that is empty, the network configuration's.
+    dns = answer.dns if answer.dns != Dns() else dns_from_json(config.raw.get("dns"))
+    return Result(
+        interfaces=(
+            Interface(name=bridge.name, mac=bridge.mac, mtu=bridge.mtu),
+            Interface(name=port.name, mac=port.mac, mtu=port.mtu),
+            Interface(name=call.ifname, mac=inner.mac, mtu=inner.mtu, sandbox=call.netns),
+        ),
+        ips=tuple(replace(assigned, interface=2) for assigned in addressing.ips),
+        routes=addressing.reported,
+        dns=dns,
     )
-    return _result(answer, addressing, config).with_interfaces(interfaces, 2)
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
@@ -111,13 +118,6 @@ def collect(call: CniCall, config: PluginConfig) -> None:
         e for e in host_rules.all_elements(host_rules.MASQUERADE_SETS) if stale(e.comment)
     )
     ipam.run("GC", call, config)
-
-
-def _result(answer: Result, addressing: Addressing, config: PluginConfig) -> Result:
-    """Return the result of ADD, without interfaces. `dns` comes from the IPAM plugin. If its `dns`
-    is empty, it comes from the network configuration."""
-    dns = answer.dns if answer.dns != Result().dns else dns_from_json(config.raw.get("dns"))
-    return Result(ips=addressing.ips, routes=addressing.reported, dns=dns)
 
 
 def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:

@@ -157,12 +157,6 @@ class Result:
             value["dns"] = dns_json(self.dns)
         return value
 
-    def with_interfaces(self, interfaces: tuple[Interface, ...], index: int) -> Result:
-        """Return a copy with these interfaces, in which every address belongs to interface number
-        `index`."""
-        ips = tuple(replace(a, interface=index) for a in self.ips)
-        return replace(self, interfaces=interfaces, ips=ips, raw=None)
-
     def with_path(self, before: str, after: str) -> Result:
         """Return a copy in which interfaces with the sandbox path `before` have the path
         `after`."""
