@@ -59,9 +59,8 @@ _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 25
 class Link:
     """A link as the kernel describes it.
 
-    - `master`: the index of its bridge, 0 without one
-    - `forwarding`: the bridge forwards packets from this port, and the link is operational. The
-      kernel reports a new port as forwarding before it has checked the port's carrier.
+    `forwarding`: the bridge forwards packets from this port, and the link is operational. The
+    kernel reports a new port as forwarding before it has checked the port's carrier.
     """
 
     index: int
@@ -69,9 +68,7 @@ class Link:
     flags: int
     mac: str
     mtu: int
-    master: int
     kind: str
-    alias: str
     forwarding: bool
 
     @property
@@ -336,9 +333,7 @@ def _link(body: bytes) -> Link:
         flags=flags,
         mac=fields.get(_IFLA_ADDRESS, b"").hex(":"),
         mtu=_int(fields.get(_IFLA_MTU)),
-        master=_int(fields.get(_IFLA_MASTER)),
         kind=text(info.get(_INFO_KIND)),
-        alias=text(fields.get(_IFLA_IFALIAS)),
         forwarding=port.get(_BRPORT_STATE) == _FORWARDING
         and fields.get(_IFLA_OPERSTATE) == _OPERATIONAL,
     )
