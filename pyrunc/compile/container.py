@@ -121,7 +121,6 @@ class CreateRequest(Value):
     preserve_fds: tuple[int, ...] = ()
     keyring: bool = True
     restrict_oom_score_adj: bool = False
-    seccomp_store: str | None = None
     pivot: bool = True
     keep_groups: bool = False
     trace: Callable[[Plan, int, Sequence[tuple[str, int]]], object] | None = None
@@ -151,7 +150,7 @@ def compile_container(
     check(request.spec)
     request = _with_namespaces(request, descriptors)
     spec = request.spec
-    load_filter = compiled_filter(spec.linux.seccomp, request.seccomp_store)
+    load_filter = compiled_filter(spec.linux.seccomp)
     timings.end("check, namespaces, filter")
     rootfs_facts = _probe(request, descriptors)
     timings.end("root and sources")
@@ -232,7 +231,7 @@ def preview(request: CreateRequest) -> Plan:
     with NamedDescriptors() as descriptors:
         request = _with_namespaces(request, descriptors)
         rootfs_facts = _probe(request, descriptors)
-        load_filter = compiled_filter(request.spec.linux.seccomp, request.seccomp_store)
+        load_filter = compiled_filter(request.spec.linux.seccomp)
         return _plan(request, rootfs_facts, load_filter, request.cgroup is not None)
 
 

@@ -144,18 +144,14 @@ def open_start_socket(state_dir: str, undo: Undo) -> int:
             raise KernelError.of(error, "bind", f"'{state_dir}/{START_SOCKET}'") from None
 
 
-def compiled_filter(seccomp: Mapping[str, Any] | None, store: str | None) -> LoadFilter | None:
+def compiled_filter(seccomp: Mapping[str, Any] | None) -> LoadFilter | None:
     """Compile the OCI object `linux.seccomp` to the operation that loads its filter; None when the
-    filter would allow every call. Raises InvalidSpec, Unsupported, KernelError.
-
-    `store`: the folder in which compiled filters are stored. None: the default folder. Empty: store
-    none.
-    """
+    filter would allow every call. Raises InvalidSpec, Unsupported, KernelError."""
     if not seccomp:
         return None
     from pyrunc.seccomp.compiler import compile as compile_filter
 
-    compiled = compile_filter(seccomp, store=store)
+    compiled = compile_filter(seccomp)
     if compiled is None:
         return None
     return LoadFilter(compiled.program, compiled.flags, compiled.notifies)

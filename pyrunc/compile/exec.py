@@ -49,11 +49,11 @@ class ExecPrograms:
         self._programs: dict[Hashable, tuple[Plan, LoweredProgram]] = {}
         self._seen: list[int] = []
 
-    def filter(self, spec: Spec, store: str | None) -> LoadFilter | None:
+    def filter(self, spec: Spec) -> LoadFilter | None:
         """Return the result of `compiled_filter` for the container's configuration `spec`. Later
         calls return the first call's filter."""
         if self._filter is None:
-            self._filter = compiled_filter(spec.linux.seccomp, store)
+            self._filter = compiled_filter(spec.linux.seccomp)
         return self._filter
 
     def load(self, key: Hashable) -> tuple[Plan, LoweredProgram] | None:
@@ -101,7 +101,6 @@ class ExecRequest(Value):
     preserve_fds: tuple[int, ...] = ()
     keyring: str = ""
     restrict_oom_score_adj: bool = False
-    seccomp_store: str | None = None
     id: str = ""
     bundle: str = ""
     keep_groups: bool = False
@@ -151,7 +150,7 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     spec, process = request.spec, request.process
     check_process(process)
     programs = request.programs or ExecPrograms()
-    load_filter = programs.filter(spec, request.seccomp_store)
+    load_filter = programs.filter(spec)
     home = "" if rootfs_probe.has_home(process.env) else _home(request)
     owner = rootfs_probe.stdio_owner(process, _uid_mappings(spec, request.pid))
     if request.pidfd >= 0:

@@ -70,7 +70,7 @@ def compile_pause(
     )
     spec = Spec("", hostname=request.hostname, linux=linux)
     _refuse_settings_without_namespace(spec)
-    load_filter = compiled_filter(request.seccomp, None)
+    load_filter = compiled_filter(request.seccomp)
     open_namespaces(linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)
     if linux.sysctl:
