@@ -49,7 +49,6 @@ SCRIPT = os.path.join(
 # The options that decide how the process is made; the others concern the runtime.
 KEY_OPTIONS = (
     "additional_gids", "apparmor", "cap", "cwd", "env", "no_new_privs", "process_label", "user",
-    "restrict_oom_score_adj",
 )  # fmt: skip
 OWN_RIGHTS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
 
@@ -85,7 +84,6 @@ def key(
         return None
     status = read_file("/proc/self/status").splitlines()
     rights = [line for line in status if line.startswith(OWN_RIGHTS)]
-    rights.append(read_file("/proc/self/oom_score_adj"))
     # The script stands for our version: an upgrade writes it anew.
     config, script = _identity(f"{state.folder}/config.json"), _identity(SCRIPT)
     etc = f"/proc/{state.pid}/root/etc"

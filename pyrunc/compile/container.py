@@ -120,7 +120,6 @@ class CreateRequest(Value):
     attached: bool = False
     preserve_fds: tuple[int, ...] = ()
     keyring: bool = True
-    restrict_oom_score_adj: bool = False
     pivot: bool = True
     keep_groups: bool = False
     trace: Callable[[Plan, int, Sequence[tuple[str, int]]], object] | None = None
@@ -268,7 +267,6 @@ def _plan(
             parent=parent,
             await_start=not request.start_immediately,
             keyring=keyring_name(request.id) if request.keyring else "",
-            restrict_oom_score_adj=request.restrict_oom_score_adj,
             preserve=len(request.preserve_fds),
             pivot=request.pivot,
             keep_groups=request.keep_groups,

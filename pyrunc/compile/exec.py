@@ -100,7 +100,6 @@ class ExecRequest(Value):
     follow: bool = True
     preserve_fds: tuple[int, ...] = ()
     keyring: str = ""
-    restrict_oom_score_adj: bool = False
     id: str = ""
     bundle: str = ""
     keep_groups: bool = False
@@ -167,7 +166,6 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
             cgroup=request.cgroup is not None,
             home=home,
             keyring=request.keyring,
-            restrict_oom_score_adj=request.restrict_oom_score_adj,
             preserve=len(request.preserve_fds),
             keep_groups=request.keep_groups,
             attached=request.attached,

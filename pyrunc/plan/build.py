@@ -60,7 +60,6 @@ class StartPlanOptions(Value):
     parent: ParentOptions = ParentOptions()
     await_start: bool = False
     keyring: str = ""
-    restrict_oom_score_adj: bool = False
     preserve: int = 0
     pivot: bool = True
     keep_groups: bool = False
@@ -80,7 +79,6 @@ class ExecPlanOptions(Value):
     cgroup: bool = True
     home: str = ""
     keyring: str = ""
-    restrict_oom_score_adj: bool = False
     preserve: int = 0
     keep_groups: bool = False
     attached: bool = False
@@ -111,7 +109,7 @@ def build(
     warnings = _unsupported_flags(linux)
     ops: list[Op] = [model.Prepare()]
     if process is not None:
-        ops += identity.before(process, host, options.restrict_oom_score_adj)
+        ops += identity.before(process, host)
     ops += _clone(linux, options.cgroup, steps, host.pinned)
     if options.keyring:
         # Before the filter, because the default profiles refuse keyctl(2).
@@ -141,7 +139,7 @@ def build_exec(
     load_filter = with_listener(options.load_filter, steps)
     warnings: list[str] = []
     ops: list[Op] = [model.Prepare("pyrunc:exec")]
-    ops += identity.before(process, host, options.restrict_oom_score_adj)
+    ops += identity.before(process, host)
     affinity = process.exec_cpu_affinity or CpuAffinity()
     if affinity.initial:
         ops.append(model.SetAffinity(cpu_list(affinity.initial, "process.execCPUAffinity.initial")))

@@ -27,17 +27,14 @@ if TYPE_CHECKING:
     from pyrunc.spec.model import Capabilities, MemoryPolicy, Personality, Process
 
 
-def before(process: Process, host: HostFacts, restrict_oom_score_adj: bool) -> list[Op]:
+def before(process: Process, host: HostFacts) -> list[Op]:
     """Plan the OOM score and the LSM label. The launcher sets them before it clones the process,
     which inherits them."""
     ops: list[Op] = []
-    score = process.oom_score_adj
-    if score is not None:
-        if restrict_oom_score_adj and not host.lowers_oom_score:
-            score = max(score, host.oom_score_adj)
+    if process.oom_score_adj is not None:
         # Also when it equals ours: the process that carries out the plan, a shim, may have a lower
         # score.
-        ops.append(model.SetOomScore(score))
+        ops.append(model.SetOomScore(process.oom_score_adj))
     for name, label, module, on in (
         ("apparmorProfile", process.apparmor_profile, "AppArmor", host.apparmor),
         ("selinuxLabel", process.selinux_label, "SELinux", host.selinux),

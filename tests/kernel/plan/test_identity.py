@@ -178,7 +178,6 @@ def test_lowering_the_oom_score_needs_the_right(box: Box) -> None:
         return
     with pytest.raises(KernelError, match=r"oom_score_adj to .*: EACCES"):
         box.run("true")
-    assert int(box.run("cat /proc/self/oom_score_adj", restrict_oom_score_adj=True)) == own
 
 
 def test_a_process_has_its_working_directory(box: Box) -> None:

@@ -306,20 +306,6 @@ def test_devices_are_created_as_listed() -> None:
     assert not [op for op in own.ops if isinstance(op, model.MakeDevice | model.Symlink)]
 
 
-def test_oom_score_is_clamped_only_where_allowed() -> None:
-    low = HOST.replace(capabilities=HOST.capabilities & ~(1 << 24), oom_score_adj=100)
-    document = default()
-    document["process"]["oomScoreAdj"] = -5
-    spec = parse(document)
-    scores = [
-        [op.value for op in plans.build(spec, host, RootfsFacts(),
-        plans.StartPlanOptions(restrict_oom_score_adj=restrict)).ops
-         if isinstance(op, model.SetOomScore)]
-        for host, restrict in ((low, False), (low, True), (HOST, True))
-    ]  # fmt: skip
-    assert scores == [[-5], [100], [-5]]
-
-
 def test_the_oom_score_is_written_even_if_it_equals_ours() -> None:
     """The process that carries out the plan, a shim, may have another score than the one that
     makes it."""
