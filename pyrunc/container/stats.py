@@ -14,6 +14,7 @@ from pyrunc.container import status
 from pyrunc.errors import WrongState
 from pyrunc.kernel.fd import close_all
 from pyrunc.kernel.process import interface_counters, status_fields
+from pyrunc.spec.check import cpu_list
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def _wait(watch: list[int], timeout_s: float) -> None:
 def data(stats: Stats) -> dict[str, Any]:
     """Convert a group's statistics to the `data` of a stats event, with runc's keys."""
     usage: dict[str, Any] = {"cpu": _cpu(stats), "memory": _memory(stats), "pids": _pids(stats)}
-    usage["cpuset"] = {name: numbers(text) for name, text in stats.cpuset.items()}
+    usage["cpuset"] = {name: list(cpu_list(text, name)) for name, text in stats.cpuset.items()}
     usage["blkio"] = {
         "ioServiceBytesRecursive": _io(stats, OPERATIONS),
         "ioServicedRecursive": _io(stats, COUNTS),
@@ -185,15 +186,6 @@ def _pressure(stats: Stats, name: str) -> dict[str, Any]:
     return {"psi": stats.pressure[name]} if name in stats.pressure else {}
 
 
-def numbers(text: str) -> list[int]:
-    """Convert `0-2,5` to [0, 1, 2, 5] (cpuset(7), list format)."""
-    indices: list[int] = []
-    for part in text.split(",") if text else ():
-        first, _, last = part.partition("-")
-        indices += range(int(first), int(last or first) + 1)
-    return indices
-
-
 def _allowed(pid: int) -> dict[str, list[int]]:
     """Return the numbers of the processors (`cpus`) and memory nodes (`mems`) on which the
     container's init may run, from /proc/PID/status, which needs no cpuset controller."""
@@ -202,7 +194,7 @@ def _allowed(pid: int) -> dict[str, list[int]]:
     except OSError:  # it ended in between
         return {}
     keys = (("cpus", b"Cpus_allowed_list"), ("mems", b"Mems_allowed_list"))
-    return {key: numbers(fields[name].decode()) for key, name in keys if name in fields}
+    return {key: list(cpu_list(fields[name].decode(), key)) for key, name in keys if name in fields}
 
 
 # Columns of /proc/PID/net/dev (proc_pid_net(5)) under the names of runc's events.
