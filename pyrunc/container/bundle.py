@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from pyrunc.compile.container import CreateRequest
     from pyrunc.container.process import ContainerProcess
-    from pyrunc.launch.run import ChildProcess
     from pyrunc.plan.model import Plan
     from pyrunc.spec.model import Hooks, Spec
 
@@ -244,7 +243,7 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
         if create_options.with_cgroup
         else None,
         start_immediately=create_options.start_immediately,
-        record=_recorder(state),
+        record=lambda process: state.save(pid=process.pid, start_time=process.start_time),
         attached=create_options.attached,
         preserve_fds=create_options.preserve_fds,
         keyring=create_options.keyring,
@@ -263,15 +262,6 @@ def _with_sockets(spec: Spec, count: int) -> Spec:
     # sd_listen_fds(3) ignores the descriptors unless LISTEN_PID is the reader's own pid.
     env = (*spec.process.env, f"LISTEN_FDS={count}", "LISTEN_PID=1")
     return spec.replace(process=spec.process.replace(env=env))
-
-
-def _recorder(state: State) -> Callable[[ChildProcess], None]:
-    """Return a function that stores a process in the state on disk."""
-
-    def record_process(process: ChildProcess) -> None:
-        state.save(pid=process.pid, start_time=process.start_time)
-
-    return record_process
 
 
 def _unmake(state: State, created: ContainerProcess) -> None:

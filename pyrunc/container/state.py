@@ -210,7 +210,7 @@ def find(root: str, container_id: str) -> State:
         return _read(folder, container_id)
     except NotFound:
         if _is_claimed(folder):
-            return State(container_id, folder, created=_time_of(folder))
+            return State(container_id, folder, created=_rfc3339(os.stat(folder).st_mtime_ns))
         raise NotFound(f"container does not exist: {container_id}") from None
 
 
@@ -342,10 +342,6 @@ class Lock:
 def now() -> str:
     """Return the time as RFC 3339 with nanoseconds, UTC."""
     return _rfc3339(time.time_ns())
-
-
-def _time_of(folder: str) -> str:
-    return _rfc3339(os.stat(folder).st_mtime_ns)
 
 
 def _rfc3339(time_ns: int) -> str:
