@@ -56,8 +56,9 @@ def _command(verb: Verb) -> click.Command:
         count = -1 if name.endswith("...") else 1
         required = index < verb.least
         metavar = name if required else f"[{name}]"
+        identifier = name.rstrip(".").lower().replace("-", "_")
         arguments.append(
-            click.Argument([_identifier(name)], nargs=count, required=required, metavar=metavar)
+            click.Argument([identifier], nargs=count, required=required, metavar=metavar)
         )
     return click.Command(
         verb.name,
@@ -66,10 +67,6 @@ def _command(verb: Verb) -> click.Command:
         params=[*(_option(option) for option in verb.options), *arguments],
         context_settings=CONTEXT | {"allow_interspersed_args": not verb.leading},
     )
-
-
-def _identifier(name: str) -> str:
-    return name.rstrip(".").lower().replace("-", "_")
 
 
 def _option(option: Option) -> click.Option:

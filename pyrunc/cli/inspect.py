@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 
 from pyrunc import jsontext
 from pyrunc.container import state as states
@@ -161,7 +160,5 @@ def check_format(value: str, *allowed: str) -> None:
 def _table(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        print(
-            "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip(),
-            file=sys.stdout,
-        )
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        print("   ".join(cells).rstrip())

@@ -7,6 +7,7 @@ import sys
 from pyrunc import jsontext
 from pyrunc.container import state as states
 from pyrunc.errors import InvalidArgument
+from pyrunc.kernel.fd import read_file
 from pyrunc.spec.shape import RESOURCES, shaped
 
 TYPE_CHECKING = False
@@ -54,11 +55,7 @@ def update(call: CommandLine, log: CommandLog) -> int:
 
 
 def _read(path: str) -> dict[str, Any]:
-    if path == "-":
-        text: str | bytes = sys.stdin.buffer.read()
-    else:
-        with open(path, "rb") as file:
-            text = file.read()
+    text = sys.stdin.buffer.read() if path == "-" else read_file(path)
     try:
         resources = jsontext.loads(text)
     except ValueError as error:
