@@ -186,7 +186,8 @@ class ContainerCompiler:
         result = CompiledContainer(launch, fds, compiled.warnings, parts)
         self._complete(result, spec, launch.cgroup)
         result.poststart = spec.hooks.poststart
-        result.poststop = result.poststop or _outlives_its_processes(spec)
+        if spec.linux.intel_rdt is not None and rdt.outlives(spec.linux.intel_rdt):
+            result.poststop = True  # a resctrl group stays when its processes have ended
         return result
 
     def _complete(self, result: CompiledContainer, spec: Spec, group: Cgroup) -> None:
@@ -336,12 +337,6 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
         else:
             os.close(number)
     return used
-
-
-def _outlives_its_processes(spec: Spec) -> bool:
-    """Return whether the container has a resctrl group, which stays when its processes have
-    ended."""
-    return spec.linux.intel_rdt is not None and rdt.outlives(spec.linux.intel_rdt)
 
 
 def _open_place(place: PreparedMount, request: CreateRequest, descriptors: NamedDescriptors) -> int:

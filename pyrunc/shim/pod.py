@@ -615,7 +615,9 @@ class ShimPod:
             return LaunchSteps(self.loop, self._reaper, steps, done, failed)
         try:
             return self._in_worker(
-                lambda: _outcome(drive(steps)), lambda *started: done(_process(*started)), failed
+                lambda: _outcome(drive(steps)),
+                lambda message, fds: done(StartedProcess.of(ForkedProcess.of(message), fds)),
+                failed,
             )
         except OSError as error:  # too many processes or open descriptors
             failed(error)
@@ -758,10 +760,6 @@ def _outcome(process: StartedProcess) -> tuple[Message, list[int]]:
     has started."""
     started, fds = process.record()
     return started.to_fields(), fds
-
-
-def _process(message: Message, fds: list[int]) -> StartedProcess:
-    return StartedProcess.of(ForkedProcess.of(message), fds)
 
 
 def _record(container: SupervisedContainer, state: State) -> None:

@@ -112,7 +112,9 @@ class Reaper:
 
     def _reap(self) -> None:
         if not self._holds:
-            self._end_search()
+            if self._search is not None:
+                self._search.cancel()
+                self._search = None
             while ended := self._wait(os.P_ALL, 0):
                 self._notify(ended)
             return
@@ -127,11 +129,6 @@ class Reaper:
         self._search = None
         for pid in list(self._expected):
             self._reap_one(pid)
-
-    def _end_search(self) -> None:
-        if self._search is not None:
-            self._search.cancel()
-            self._search = None
 
     def _reap_one(self, pid: int) -> None:
         ended = self._wait(os.P_PID, pid)

@@ -267,10 +267,7 @@ class SupervisedContainer:
     def stop(self, call: ShimCall, number: int, timeout_s: float) -> None:
         """Stop the container: send signal `number`, SIGKILL after `timeout_s`, and answer `call`
         with the exit. An unfinished start is aborted."""
-        if self.exit:
-            call.answer(self.exited())
-            return
-        if self._process is None and self.starting:
+        if not self.exit and self._process is None and self.starting:
             self.starting.kill()
         if self.exit:
             call.answer(self.exited())

@@ -38,11 +38,11 @@ if TYPE_CHECKING:
     from typing import Any
 
     from pyrunc.launch.model import Launch
-    from pyrunc.launch.run import ChildProcess, Times
+    from pyrunc.launch.run import Times
     from pyrunc.shim.compile import CompiledContainer, CompiledPause
     from pyrunc.shim.files import OtherRuntime
     from pyrunc.shim.session import SupervisedContainer
-    from pyrunc.spec.model import Hook, Spec
+    from pyrunc.spec.model import Spec
     from pyrunc.timings import Part
 
 WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "MoveLinks"))
@@ -302,7 +302,8 @@ class Starter:
         os.close(child.pidfd)
         warn(*compiled.warnings)
         if compiled.poststart:
-            _run_poststart(compiled.poststart, launch, child)
+            state = oci_state(launch, child.pid, "running")
+            warn(*hooks.run_all(compiled.poststart, "poststart", state))
         assert launch.cgroup is not None
         process = StartedProcess(child.pid, child.start_time, launch.cgroup, child.console_fd)
         process.has_poststop, process.parts = compiled.poststop, clock.parts
@@ -414,10 +415,6 @@ def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, 
         if pause is None or name not in pause.mounts:
             raise InvalidSpec("mounts", f"the pod has no mount {name!r}")
         clones[descriptor] = pinned.clone(pause.mounts[name], f"/proc/{pause.pid}/ns/mnt")
-
-
-def _run_poststart(poststart: tuple[Hook, ...], launch: Launch, child: ChildProcess) -> None:
-    warn(*hooks.run_all(poststart, "poststart", oci_state(launch, child.pid, "running")))
 
 
 def _leave_caches(spec: Spec, container_id: str) -> None:

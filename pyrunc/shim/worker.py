@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from pyrunc.shim.loop import EventLoop
     from pyrunc.shim.reaper import Reaper
 
-    Result = tuple[dict[str, Any], list[int]]
-
 
 class WorkerLost(Unavailable):
     """A worker ended without an answer. Its work may be half done."""
