@@ -204,11 +204,7 @@ class Cgroup:
             self._placeholder = None
         if self._pids_max_due:
             self._pids_max_due = False
-            try:
-                cgroup.write(self.directory, "pids.max", "1")
-            except KernelError as error:
-                if error.errno not in cgroup.GONE:
-                    raise
+            self._write_unless_gone("pids.max", "1")
 
     def release_placeholder(self) -> int | None:
         """Return the write end of the pipe at which a systemd scope's placeholder process waits;
@@ -351,8 +347,11 @@ class Cgroup:
 
     def thaw(self) -> None:
         """Thaw the processes of the group; does nothing when the group is gone."""
+        self._write_unless_gone("cgroup.freeze", "0")
+
+    def _write_unless_gone(self, file: str, text: str) -> None:
         try:
-            cgroup.write(self.directory, "cgroup.freeze", "0")
+            cgroup.write(self.directory, file, text)
         except KernelError as error:
             if error.errno not in cgroup.GONE:
                 raise

@@ -61,7 +61,8 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
     if _has_own_dev(destinations):
         return []
     dev = destinations.get("/dev")
-    fresh = dev is not None and dev.type == "tmpfs" and not _covers_a_default(destinations)
+    covered = any(path in destinations for path, _, _ in DEFAULT)
+    fresh = dev is not None and dev.type == "tmpfs" and not covered
     # In a user namespace mknod(2) fails with EPERM, so the host's node is bound instead.
     bind = not may_make(host) or spec.linux.namespace("user") is not None
     nodes = _nodes(spec, fresh, bind)
@@ -118,8 +119,3 @@ def _has_own_dev(destinations: Mapping[str, Mount]) -> bool:
     """Return whether the configuration binds a folder to /dev, which then stays unchanged."""
     dev = destinations.get("/dev")
     return dev is not None and is_bind(dev)
-
-
-def _covers_a_default(destinations: Mapping[str, Mount]) -> bool:
-    """Return whether a mount has the path of a default device as its destination."""
-    return any(path in destinations for path, _, _ in DEFAULT)

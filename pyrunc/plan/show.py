@@ -149,10 +149,9 @@ def _scheduler(op: m.SetScheduler) -> str:
 
 
 def _capabilities(op: m.SetCapabilities) -> str:
-    ambient = ",".join(map(str, op.ambient)) or "none"
     return (
         f"capset effective {op.effective:#x} permitted {op.permitted:#x}"
-        f" inheritable {op.inheritable:#x} ambient {ambient}"
+        f" inheritable {op.inheritable:#x} ambient {_numbers(op.ambient)}"
     )
 
 
