@@ -112,14 +112,12 @@ class NetlinkSocket:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def call(self, *requests: NetlinkRequest) -> list[list[bytes]]:
-        """Send all requests at once and return the bodies of the answers to each request. Raises
-        the first request's KernelError, after all requests are answered."""
-        outcomes = self.attempt(*requests)
-        for outcome in outcomes:
+    def call(self, *requests: NetlinkRequest) -> None:
+        """Send all requests at once. Raises the first request's KernelError, after all requests are
+        answered."""
+        for outcome in self.attempt(*requests):
             if isinstance(outcome, KernelError):
                 raise outcome
-        return [outcome for outcome in outcomes if not isinstance(outcome, KernelError)]
 
     def attempt(self, *requests: NetlinkRequest) -> list[list[bytes] | KernelError]:
         """Send all requests at once. Returns, for each request, the bodies of its answers or its
