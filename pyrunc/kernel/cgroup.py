@@ -170,13 +170,13 @@ def open_present_group(pid: int) -> int:
     return open_group(root() + path)
 
 
-def make(directory: str) -> bool:
-    """Create the group (mkdir) and mark it by an extended attribute, which `is_ours` reads. False
-    if the group exists already. Raises KernelError, with ENOENT when the parent is missing."""
+def make(directory: str) -> None:
+    """Create the group (mkdir) unless it exists, and mark it by an extended attribute, which
+    `is_ours` reads. Raises KernelError, with ENOENT when the parent is missing."""
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
-        return False
+        return
     except OSError as error:
         raise KernelError.of(error, "mkdir", repr(directory)) from None
     try:
@@ -185,7 +185,6 @@ def make(directory: str) -> bool:
         os.setxattr(directory, MARK, b"1")
     except OSError:
         pass  # without the mark (no CAP_SYS_ADMIN) an empty parent is left to its owner
-    return True
 
 
 def is_ours(directory: str) -> bool:

@@ -89,8 +89,6 @@ class PausePlanOptions(Value):
     which mounts are attached."""
 
     hostname: str = ""
-    uid: int = 65535
-    gid: int = 65535
     load_filter: LoadFilter | None = None
     oom_score_adj: int | None = None
     mounts: Collection[str] = ()
@@ -211,7 +209,7 @@ def build_pause(
         # group, an empty read-only root.
         model.DropBounding((), host.last_capability),
         model.SetGroups(()),
-        model.SetIds(options.uid, options.gid, False),
+        model.SetIds(65535, 65535, False),
         model.SetCapabilities(0, 0, 0, ()),
         model.ForbidNewPrivileges(),
     ]
