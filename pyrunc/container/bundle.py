@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from pyrunc import atomic_file, debug, jsontext
+from pyrunc import debug, jsontext
 from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.container.state import State
@@ -142,7 +142,7 @@ def make(
             # A container whose lock is held is "creating"; one that is incomplete without a lock
             # was left by a killed create.
             with states.Lock(state):
-                _write_config(state, bundle)
+                state.store_config(bundle.document)
                 state.save()
                 created = (create_process or _create)(state, bundle, create_options)
                 undo.push("container", _unmake, state, created)
@@ -217,11 +217,6 @@ def _expected_cgroup(
     from pyrunc.cgroups.naming import place
 
     return place(spec.linux.cgroups_path, container_id, create_options.driver).record()
-
-
-def _write_config(state: State, bundle: Bundle) -> None:
-    text = jsontext.dumps(bundle.document).encode("ascii")
-    atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text)
 
 
 def create_request(state: State, bundle: Bundle, create_options: CreateOptions) -> CreateRequest:

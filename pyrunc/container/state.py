@@ -171,6 +171,11 @@ class State(RecordFile):
         assert isinstance(document, dict)
         return document
 
+    def store_config(self, document: dict[str, Any]) -> None:
+        """Replace the configuration that `config` returns."""
+        text = jsontext.dumps(document).encode("ascii")
+        atomic_file.write_bytes(f"{self.folder}/{CONFIG}", text)
+
 
 def claim(root: str, container_id: str) -> str:
     """Make the container's folder and so claim the id. Returns the folder's path. Raises

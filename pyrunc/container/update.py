@@ -7,8 +7,6 @@ see them.
 
 from __future__ import annotations
 
-from pyrunc import atomic_file, jsontext
-from pyrunc.container import state as states
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.spec.parse import resources_of
@@ -58,8 +56,7 @@ def _store(state: State, resources: dict[str, Any]) -> None:
         both = isinstance(old, dict) and isinstance(value, dict)
         stored[key] = {**old, **value} if both else value
     config["linux"] = {**linux, "resources": stored}
-    text = jsontext.dumps(config)
-    atomic_file.write_bytes(f"{state.folder}/{states.CONFIG}", text.encode("ascii"))
+    state.store_config(config)
 
 
 def from_options(options: dict[str, Any]) -> dict[str, Any]:
