@@ -420,9 +420,7 @@ def _route_json(route: Route, newest: bool) -> dict[str, Any]:
 
 # Gateways and destinations are the same for every pod; parsing them took a third of the time of
 # parsing a result.
-@functools.lru_cache(maxsize=256)
-def _cached_address(text: str) -> Address:
-    return parse_address(text)
+_cached_address = functools.lru_cache(maxsize=256)(parse_address)
 
 
 @functools.lru_cache(maxsize=256)

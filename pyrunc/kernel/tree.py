@@ -98,7 +98,7 @@ def remove_tree(parent_fd: int, name: bytes | str) -> None:
         top = open_folder(parent_fd, name)
     except FileNotFoundError:
         return
-    for folder, done in walk(top, _remove_files, _is_gone):
+    for folder, done in walk(top, _remove_files, lambda error: error.errno == errno.ENOENT):
         _unless_gone(os.rmdir, done, folder)
     # By the caller's descriptor: `..` of the tree's top could have been moved as well.
     _unless_gone(os.rmdir, name, parent_fd)
@@ -113,10 +113,6 @@ def remove_path(path: str | os.PathLike[str]) -> None:
         return
     with closing_fd(parent):
         remove_tree(parent, name)
-
-
-def _is_gone(error: OSError) -> bool:
-    return error.errno == errno.ENOENT
 
 
 def _remove_files(folder: int, names: Sequence[str]) -> list[str]:

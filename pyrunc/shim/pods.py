@@ -31,7 +31,7 @@ from pyrunc.shim.warn import warn
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from pyrunc.shim.serve import ClientConnection, ShimCall
+    from pyrunc.shim.serve import ShimCall
     from pyrunc.shim.starter import Starter
 
 NETWORK_AFTER_S = 0.1
@@ -63,7 +63,7 @@ class ShimPods:
             handler(messages.GetShim, self._describe),
             handler(messages.EndShim, self._end),
         ]
-        self._server = ShimServer(self.loop, listener, calls, self._disconnected)
+        self._server = ShimServer(self.loop, listener, calls, lambda client: self._end_if_unused())
         self._server.add_client(client)
 
     def run(self) -> None:
@@ -142,9 +142,6 @@ class ShimPods:
                 self._network = open_network()
             except KernelError as error:  # the next pod's own attempt reports it
                 warn(f"cannot prepare a network namespace for the next pod: {error}")
-
-    def _disconnected(self, connection: ClientConnection) -> None:
-        self._end_if_unused()
 
     def _end_if_unused(self) -> None:
         if not self._locks and not self._server.connections:

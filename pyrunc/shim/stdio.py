@@ -131,7 +131,7 @@ class Follower:
     def __init__(self, loop: EventLoop, fd: int) -> None:
         os.set_blocking(fd, False)
         self.fd = fd
-        self.on_close: Callable[[Follower], None] = _ignore
+        self.on_close: Callable[[Follower], None] = lambda follower: None
         self._loop = loop
         self._buffer = bytearray()
         self._finishing = self._lagging = False
@@ -275,7 +275,3 @@ class InputStream:
         self._sources.remove(source)
         self._loop.unwatch(source)
         os.close(source)
-
-
-def _ignore(follower: Follower) -> None:
-    """Default callback: does nothing."""
