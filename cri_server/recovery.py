@@ -129,13 +129,15 @@ async def _guarded(work: Callable[..., Any], services: Services, subject: Any) -
 
 async def _recover_sandbox(services: Services, sandbox: Sandbox) -> None:
     containers = services.index.containers_of(sandbox)
+    for container in containers:
+        orphans.read_records(services.paths, container)
     # Pids, mounts and sockets in records of an earlier boot mean nothing, and a pid may be another
     # process now.
     if sandbox.boot_id != services.node.boot_id:
-        _record_exits_at_boot(services, containers)
+        for container in containers:
+            if container.exit is None:
+                container.set_exit(Exit.unknown(boot_time_ns()))
         return
-    for container in containers:
-        orphans.read_records(services.paths, container)
     await services.shims.reach(sandbox)
     for container in containers:
         await asyncio.to_thread(_end_checkpoint, services, container)
@@ -154,13 +156,6 @@ def _end_checkpoint(services: Services, container: Container) -> None:
         os.unlink(target)
     remove_path(work)
     log.info("container %s: its unfinished checkpoint was removed", container.id)
-
-
-def _record_exits_at_boot(services: Services, containers: list[Container]) -> None:
-    for container in containers:
-        orphans.read_records(services.paths, container)
-        if container.exit is None:
-            container.set_exit(Exit.unknown(boot_time_ns()))
 
 
 def unfinished_sandboxes(services: Services) -> list[str]:
@@ -185,10 +180,7 @@ def _ids_with_folders(states: Path, records: Path) -> set[str]:
 
 async def drop_sandbox(services: Services, identifier: str) -> None:
     """Remove what an unfinished RunPodSandbox has left: processes, network and folders."""
-
-    async def detach(netns_path: str | None) -> None:
-        await _detach(services, identifier, netns_path)
-
+    detach = partial(_detach, services, identifier)
     await unfinished.end_sandbox(services.paths, identifier, detach)
     await disk.delete_sandbox_folders(services.paths, services.trash, identifier)
     log.info("removed the partly created sandbox %s", identifier)
