@@ -4,7 +4,6 @@ calls them for what CRI lacks."""
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from cri_server.rpc import methods, private
 from cri_server.sandboxes import stop
 from cri_server.services import Services
 from cri_server.status.paused import is_paused
+from cri_server.store.model import pack
 from cri_server.streaming.server import StreamingServer
 from pyrunc.errors import InvalidArgument, WrongState
 
@@ -35,11 +35,11 @@ class Admin:
     def container_config(self, request: private.ContainerConfig) -> private.ContainerConfigs:
         container = self._services.index.containers.get(request.id)
         sandbox = self._services.index.sandboxes.get(container.sandbox_id)
-        return private.ContainerConfigs(_encoded(container.config), _encoded(sandbox.config))
+        return private.ContainerConfigs(pack(container.config), pack(sandbox.config))
 
     def pod_config(self, request: private.PodConfig) -> private.SandboxConfig:
         sandbox = self._services.index.sandboxes.get(request.id)
-        return private.SandboxConfig(_encoded(sandbox.config))
+        return private.SandboxConfig(pack(sandbox.config))
 
     def exec_as(self, request: private.ExecAs) -> private.SessionUrl:
         """Return the URL of an exec with the requested user, working directory and environment.
@@ -136,7 +136,3 @@ class Admin:
                 private.DebugProfile: self.debug_profile,
             }
         )
-
-
-def _encoded(config: api.ContainerConfig | api.PodSandboxConfig) -> str:
-    return base64.b64encode(config.SerializeToString()).decode()

@@ -44,7 +44,7 @@ def copy(message: AnyMessage) -> AnyMessage:
 
 
 def pack(message: Any) -> str:
-    """Encode a CRI message as text for a record."""
+    """Encode a CRI message as text, for a record or an answer in JSON."""
     return base64.b64encode(message.SerializeToString()).decode()
 
 
