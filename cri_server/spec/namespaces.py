@@ -61,7 +61,7 @@ def check_container(options: api.NamespaceOption, sandbox: api.NamespaceOption) 
     _check_modes(options)
     if options.pid == api.TARGET and not options.target_id:
         raise InvalidArgument("namespace_options.pid is TARGET without target_id")
-    if _id_ranges(options) != _id_ranges(sandbox):
+    if id_maps(options) != id_maps(sandbox):
         raise InvalidArgument("namespace_options.userns_options must be the sandbox's")
 
 
@@ -126,10 +126,3 @@ def root_of(options: api.NamespaceOption) -> tuple[int, int]:
     """Return the host uid and gid of the pod's root."""
     maps = id_maps(options)
     return (maps["uidMappings"][0]["hostID"], maps["gidMappings"][0]["hostID"]) if maps else (0, 0)
-
-
-def _id_ranges(options: api.NamespaceOption) -> tuple[tuple[int, int, int], ...]:
-    if not has_user_namespace(options):
-        return ()
-    users = options.userns_options
-    return tuple((m.host_id, m.container_id, m.length) for m in (*users.uids, *users.gids))
