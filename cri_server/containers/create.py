@@ -350,7 +350,6 @@ async def label_volumes(context: CreateContext) -> None:
 
 async def build_spec(context: CreateContext) -> None:
     sandbox, services = context.sandbox, context.services
-    folder = services.paths.sandbox_root(sandbox.id)
     assert context.rootfs is not None and sandbox.pause is not None
     image = context.rootfs.config
     context.built = build.build(
@@ -362,7 +361,7 @@ async def build_spec(context: CreateContext) -> None:
             accounts=context.accounts,
             requested_mounts=[*context.requested_mounts, *context.volumes, *context.placeholders],
             devices=context.devices,
-            files=pod_files.paths(folder),
+            files=str(services.paths.sandbox_root(sandbox.id)),
             hostname=pod_files.hostname(sandbox.config, sandbox.id, services.node.hostname),
             pause_pid=sandbox.pause.pid,
             target_pid=_target(context),

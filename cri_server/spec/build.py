@@ -42,8 +42,9 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
 @dataclass(slots=True)
 class Inputs:
     """Everything that a container's spec depends on. The server has resolved the host paths of the
-    mounts and devices. `mounted_home`: the user's home in the /etc/passwd that a mount brings, None
-    without such a mount."""
+    mounts and devices. `files`: the folder with the pod's hosts, hostname and resolv.conf.
+    `mounted_home`: the user's home in the /etc/passwd that a mount brings, None without such a
+    mount."""
 
     container_id: str
     config: api.ContainerConfig
@@ -52,7 +53,7 @@ class Inputs:
     accounts: user.Accounts
     requested_mounts: list[mounts.MountRequest]
     devices: list[HostDevice]
-    files: mounts.PodFiles
+    files: str
     hostname: str
     pause_pid: int
     target_pid: int

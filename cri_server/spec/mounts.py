@@ -35,15 +35,6 @@ PROPAGATION = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class PodFiles:
-    """Host paths of the files that a pod's containers mount."""
-
-    resolv_conf: str
-    hostname: str
-    hosts: str
-
-
 @dataclass(slots=True)
 class MountRequest:
     """A checked mount of a CreateContainer request. `source`: the real path on the host, empty
@@ -104,7 +95,7 @@ def _check_image(request: api.Mount, where: str) -> None:
 
 
 def defaults(
-    files: PodFiles,
+    files: str,
     *,
     ipc: int,
     shared_shm: bool,
@@ -115,6 +106,7 @@ def defaults(
 ) -> list[Mount]:
     """Return the default mounts of a container.
 
+    - `files`: the folder on the host with the files of POD_FILES.
     - `ipc`: the container's effective IPC namespace mode.
     - `shared_shm`: the pod has its own /dev/shm mount.
     - `privileged`: mount /sys (unless `sysfs_bind`) and /sys/fs/cgroup writable.
@@ -140,8 +132,8 @@ def defaults(
         _shm(ipc, shared_shm),
     ]
     file_access = "ro" if readonly_root else "rw"
-    sources = (files.hosts, files.hostname, files.resolv_conf)
-    for destination, source in zip(POD_FILES, sources, strict=True):
+    for destination in POD_FILES:
+        source = f"{files}/{posixpath.basename(destination)}"
         result.append(bind(source, destination, ["rbind", "rprivate", *DATA_OPTIONS, file_access]))
     return result
 
@@ -239,8 +231,6 @@ def _fs(destination: str, kind: str, options: list[str]) -> Mount:
 
 OWN_PLACES = frozenset(
     mount["destination"]
-    for mount in defaults(
-        PodFiles("", "", ""), ipc=api.POD, shared_shm=False, privileged=False, readonly_root=False
-    )
+    for mount in defaults("", ipc=api.POD, shared_shm=False, privileged=False, readonly_root=False)
 )
 """The destinations of the default mounts."""

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from cri_server.api import api_pb2 as api
 from cri_server.security.selinux.relabel import set_label
-from cri_server.spec.mounts import PodFiles
 from pyrunc.errors import Error, InvalidArgument, KernelError
 from pyrunc.shim.log_file import LOG_NOTE
 
@@ -58,11 +57,6 @@ def resolv_conf(config: api.PodSandboxConfig) -> str | None:
     if dns.options:
         lines.append(f"options {' '.join(dns.options)}")
     return "".join(f"{line}\n" for line in lines)
-
-
-def paths(folder: Path) -> PodFiles:
-    """Return the host paths of resolv.conf, hostname and hosts in the sandbox's folder."""
-    return PodFiles(str(folder / "resolv.conf"), str(folder / "hostname"), str(folder / "hosts"))
 
 
 def write(

@@ -686,9 +686,8 @@ def test_environments_are_merged_in_linear_time(same: bool) -> None:
 def test_mounts_of_requests_are_checked_in_linear_time(path: str) -> None:
     def prepare(size: int) -> Work:
         requests = [api.Mount(container_path=path.format(n), host_path="/tmp") for n in range(size)]
-        pod = mounts.PodFiles("/a", "/b", "/c")
         defaults = mounts.defaults(
-            pod, ipc=api.POD, shared_shm=True, privileged=False, readonly_root=False
+            "/a", ipc=api.POD, shared_shm=True, privileged=False, readonly_root=False
         )
         return lambda: mounts.merge(defaults, mounts.check_requests(requests))
 

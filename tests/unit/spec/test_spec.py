@@ -314,7 +314,7 @@ def test_a_container_shares_the_namespaces_of_its_sandbox() -> None:
     namespaces.check_container(options(pid=api.CONTAINER), options(pid=api.POD))
 
 
-FILES = mounts.PodFiles("/s/resolv.conf", "/s/hostname", "/s/hosts")
+FILES = "/s"
 
 
 def default(**changes: object) -> list[mounts.Mount]:
