@@ -21,7 +21,7 @@ from cri_server.observability import stats
 from cri_server.services import Services
 from cri_server.spec import groups
 from cri_server.store.model import Container, Sandbox
-from pyrunc.cgroups.stats import Memory
+from pyrunc.cgroups.stats import Memory, Stats
 from pyrunc.kernel.process import interface_counters
 
 BASE_LABELS = ("pod", "namespace", "container", "id", "image")
@@ -31,20 +31,16 @@ BASE_LABELS = ("pod", "namespace", "container", "id", "image")
 class ContainerFigures:
     """The measurements of one container."""
 
-    cpu: dict[str, int]
+    usage: Stats
     memory: Memory
-    io: Mapping[str, dict[str, int]]
     processes: int
     threads: int
-    threads_limit: int
     descriptors: int
     sockets: int
     layer_bytes: int | None
     disk: os.statvfs_result
     started_at_ns: int
     limits: api.LinuxContainerResources
-    pressure: Mapping[str, dict[str, dict[str, float]]]
-    hugetlb: Mapping[str, dict[str, int | None]]
     open_files_limit: int | None
 
     def stat(self, name: str) -> int:
@@ -66,27 +62,23 @@ class Metric:
     read: Reader
     labels: tuple[str, ...] = ()
 
-    @property
-    def full_name(self) -> str:
-        return f"container_{self.name}"
-
 
 def _counter(name: str, help: str, read: Reader, *labels: str) -> Metric:
-    return Metric(name, help, api.COUNTER, read, labels)
+    return Metric(f"container_{name}", help, api.COUNTER, read, labels)
 
 
 def _gauge(name: str, help: str, read: Reader, *labels: str) -> Metric:
-    return Metric(name, help, api.GAUGE, read, labels)
+    return Metric(f"container_{name}", help, api.GAUGE, read, labels)
 
 
 def _cpu(key: str) -> Reader:
     """Return a reader of the field `key` of cpu.stat."""
-    return lambda figures: figures.cpu.get(key, 0)
+    return lambda figures: (figures.usage.cpu or {}).get(key, 0)
 
 
 def _cpu_seconds(key: str) -> Reader:
     """Return a reader of the time `key` of cpu.stat, converted from microseconds to seconds."""
-    return lambda figures: figures.cpu.get(key, 0) // 1_000_000
+    return lambda figures: (figures.usage.cpu or {}).get(key, 0) // 1_000_000
 
 
 def _memory_stat(key: str) -> Reader:
@@ -116,7 +108,7 @@ def _failures(figures: ContainerFigures) -> Values:
 
 def _io(key: str) -> Reader:
     def read(figures: ContainerFigures) -> Values:
-        return [((device,), numbers.get(key, 0)) for device, numbers in figures.io.items()]
+        return [((device,), numbers.get(key, 0)) for device, numbers in figures.usage.io.items()]
 
     return read
 
@@ -124,14 +116,14 @@ def _io(key: str) -> Reader:
 def _device_usage(figures: ContainerFigures) -> Values:
     return [
         ((device, *device.split(":", 1), operation), numbers.get(key, 0))
-        for device, numbers in figures.io.items()
+        for device, numbers in figures.usage.io.items()
         for operation, key in (("Read", "rbytes"), ("Write", "wbytes"))
     ]
 
 
 def _huge_pages(key: str) -> Reader:
     def read(figures: ContainerFigures) -> Values:
-        return [((size,), numbers.get(key) or 0) for size, numbers in figures.hugetlb.items()]
+        return [((size,), numbers.get(key) or 0) for size, numbers in figures.usage.hugetlb.items()]
 
     return read
 
@@ -141,7 +133,7 @@ def _pressure(name: str, kind: str) -> Reader:
     `some` (at least one task waited) or `full` (all tasks waited)."""
 
     def read(figures: ContainerFigures) -> Values:
-        pressure = figures.pressure.get(name, {}).get(kind)
+        pressure = figures.usage.pressure.get(name, {}).get(kind)
         return [] if pressure is None else [((), int(pressure["total"]) // 1_000_000)]
 
     return read
@@ -213,7 +205,7 @@ CONTAINER = (
     _gauge(
         "threads_max",
         "The most threads that are permitted, 0 for no limit",
-        lambda f: f.threads_limit,
+        lambda f: (f.usage.pids or {}).get("max") or 0,
     ),
     _gauge("sockets", "Open sockets", lambda f: f.sockets),
     _gauge("file_descriptors", "Open descriptors", lambda f: f.descriptors),
@@ -275,7 +267,7 @@ NETWORK = tuple(
 
 def descriptors() -> list[api.MetricDescriptor]:
     """Return the descriptors of all metrics, as kubelet reads them once at its start."""
-    columns = [(m.full_name, m.help, m.labels) for m in CONTAINER]
+    columns = [(m.name, m.help, m.labels) for m in CONTAINER]
     columns += [(f"container_{name}", help, ("interface",)) for name, help, _ in NETWORK]
     return [
         api.MetricDescriptor(name=name, help=help, label_keys=[*BASE_LABELS, *labels])
@@ -320,7 +312,7 @@ async def _of_container(
     base = [pod.name, pod.namespace, name, container.id, container.image_name]
     return [
         api.Metric(
-            name=metric.full_name,
+            name=metric.name,
             metric_type=metric.kind,  # type: ignore[arg-type]
             label_values=[*base, *labels],
             value=api.UInt64Value(value=value),
@@ -347,20 +339,16 @@ def _measure(
             descriptors_open += 1
             sockets += link.startswith("socket:")
     return ContainerFigures(
-        cpu=usage.cpu or {},
+        usage=usage,
         memory=memory,
-        io=usage.io,
         processes=len(pids),
         threads=threads,
-        threads_limit=(usage.pids or {}).get("max") or 0,
         descriptors=descriptors_open,
         sockets=sockets,
         layer_bytes=size.used_bytes if size else None,
         disk=os.statvfs(services.paths.root),
         started_at_ns=container.started_at_ns,
         limits=container.resources,
-        pressure=usage.pressure,
-        hugetlb=usage.hugetlb,
         open_files_limit=_open_files_limit(container),
     )
 

@@ -18,7 +18,7 @@ _TOTAL = "_total"
 async def take(services: Services) -> Snapshot:
     """Measure all ready pods. Returns a Prometheus family for each metric of ListMetricDescriptors,
     with the values that ListPodSandboxMetrics returns."""
-    kinds = {metric.full_name: metric.kind for metric in metrics.CONTAINER}
+    kinds = {metric.name: metric.kind for metric in metrics.CONTAINER}
     families = {
         descriptor.name: _family(descriptor, kinds.get(descriptor.name, api.COUNTER))
         for descriptor in metrics.descriptors()

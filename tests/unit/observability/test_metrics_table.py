@@ -16,6 +16,7 @@ from cri_server.observability.metrics import (
     descriptors,
 )
 from cri_server.observability.stats import NO_MEMORY, RATE_WINDOW_NS, SAMPLE_DISTANCE_NS, CpuRates
+from pyrunc.cgroups.stats import Stats
 from tests.support.metric_names import NAMES
 
 SECOND = 1_000_000_000
@@ -23,14 +24,10 @@ SECOND = 1_000_000_000
 
 def figures(**changes: object) -> ContainerFigures:
     values: dict[str, object] = {
-        "cpu": {},
+        "usage": Stats(),
         "memory": NO_MEMORY,
-        "io": {},
-        "pressure": {},
-        "hugetlb": {},
         "processes": 1,
         "threads": 1,
-        "threads_limit": 0,
         "descriptors": 0,
         "sockets": 0,
         "layer_bytes": 0,
@@ -43,7 +40,7 @@ def figures(**changes: object) -> ContainerFigures:
 
 
 def read(name: str, **changes: object) -> int | Values:
-    [metric] = [each for each in CONTAINER if each.name == name]
+    [metric] = [each for each in CONTAINER if each.name == f"container_{name}"]
     return metric.read(figures(**changes))
 
 
@@ -61,17 +58,19 @@ def test_every_required_metric_exists() -> None:
 
 @pytest.mark.requirement("10.2.11")
 def test_pressure_is_in_whole_seconds_and_absent_without_counters() -> None:
-    pressure = {"cpu": {"some": {"total": 2_999_999}, "full": {"total": 1_000_000}}}
-    assert read("pressure_cpu_waiting_seconds_total", pressure=pressure) == [((), 2)]
-    assert read("pressure_cpu_stalled_seconds_total", pressure=pressure) == [((), 1)]
-    assert read("pressure_io_waiting_seconds_total", pressure=pressure) == []
+    usage = Stats(pressure={"cpu": {"some": {"total": 2_999_999}, "full": {"total": 1_000_000}}})
+    assert read("pressure_cpu_waiting_seconds_total", usage=usage) == [((), 2)]
+    assert read("pressure_cpu_stalled_seconds_total", usage=usage) == [((), 1)]
+    assert read("pressure_io_waiting_seconds_total", usage=usage) == []
 
 
 @pytest.mark.requirement("10.2.11")
 def test_huge_pages_have_a_sample_per_size() -> None:
-    hugetlb = {"2MB": {"current": 4 << 20, "max": None}, "1GB": {"current": 0, "max": 0}}
-    assert read("hugetlb_usage_bytes", hugetlb=hugetlb) == [(("2MB",), 4 << 20), (("1GB",), 0)]
-    assert read("hugetlb_max_usage_bytes", hugetlb=hugetlb) == [(("2MB",), 0), (("1GB",), 0)]
+    usage = Stats(
+        hugetlb={"2MB": {"current": 4 << 20, "max": None}, "1GB": {"current": 0, "max": 0}}
+    )
+    assert read("hugetlb_usage_bytes", usage=usage) == [(("2MB",), 4 << 20), (("1GB",), 0)]
+    assert read("hugetlb_max_usage_bytes", usage=usage) == [(("2MB",), 0), (("1GB",), 0)]
 
 
 @pytest.mark.requirement("10.2.11")
