@@ -331,7 +331,7 @@ def _measure(
     services: Services, container: Container, size: stats.LayerSize | None
 ) -> ContainerFigures:
     group = groups.place(container.cgroups_path, container.id)
-    (usage, memory), pids = stats.measure(group), group.processes()
+    usage, pids = group.stats(), group.processes()
     threads = descriptors_open = sockets = 0
     for pid in pids:
         threads += len(_names(f"/proc/{pid}/task"))
@@ -340,7 +340,7 @@ def _measure(
             sockets += link.startswith("socket:")
     return ContainerFigures(
         usage=usage,
-        memory=memory,
+        memory=usage.memory or stats.memory_of(pids),
         processes=len(pids),
         threads=threads,
         descriptors=descriptors_open,

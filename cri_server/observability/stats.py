@@ -295,13 +295,6 @@ def _pod_attributes(sandbox: Sandbox) -> bytes:
     return result.SerializeToString()
 
 
-def measure(group: Cgroup) -> tuple[Stats, Memory]:
-    """Return the cgroup's statistics and its memory. On a host with the memory controller on cgroup
-    v1, memory is the sum over the cgroup's processes."""
-    stats = group.stats()
-    return stats, stats.memory or _memory_of(group.processes())
-
-
 def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, CgroupFigures]:
     """Measure the usage of each cgroup; return the results by the keys of `groups_of`. A cgroup
     that cannot be read is omitted, because its container has ended."""
@@ -316,7 +309,7 @@ def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, CgroupFigures]:
         if stats.cpu is None:
             continue
         if stats.memory is None:
-            stats = stats.replace(memory=_memory_of(pids))
+            stats = stats.replace(memory=memory_of(pids))
         figures[key] = CgroupFigures(stats, len(pids))
     return figures
 
@@ -344,7 +337,9 @@ def _added(members: list[CgroupFigures]) -> CgroupFigures:
     return CgroupFigures(Stats(cpu, Memory(memory_bytes, memory_stat, {})), processes)
 
 
-def _memory_of(pids: Iterable[int]) -> Memory:
+def memory_of(pids: Iterable[int]) -> Memory:
+    """Return the memory of a cgroup as the sum over its processes, for a host with the memory
+    controller on cgroup v1."""
     resident = faults = major = 0
     for pid in pids:
         if (process := stat(pid)) is not None:
