@@ -181,10 +181,7 @@ class Http2Connection:
     def _data_of_no_stream(self, stream_id: int) -> None:
         if stream_id in self._reset or self._is_ignored(stream_id):
             return
-        if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
-            raise Broken(
-                ErrorCode.PROTOCOL_ERROR, f"data for stream {stream_id}, which was never opened"
-            )
+        self._check_was_open(stream_id, "data for")
         raise Broken(ErrorCode.STREAM_CLOSED, f"data for stream {stream_id}, which has ended")
 
     def _headers(self, flags: int, stream_id: int, body: bytes) -> None:
@@ -340,7 +337,7 @@ class Http2Connection:
         stream = self._streams.get(stream_id)
         if stream is None:
             # The frame may have crossed the end of its stream (section 5.1, "closed").
-            self._check_was_open(stream_id, "WINDOW_UPDATE")
+            self._check_was_open(stream_id, "WINDOW_UPDATE of")
             return
         try:
             if not increment:
@@ -367,7 +364,7 @@ class Http2Connection:
             self.unfinished_streams += 1
             self._charge_reset()
         else:
-            self._check_was_open(stream_id, "RST_STREAM")
+            self._check_was_open(stream_id, "RST_STREAM of")
             self._charge()
 
     def _is_ignored(self, stream_id: int) -> bool:
@@ -379,7 +376,7 @@ class Http2Connection:
             return
         if stream_id == 0 or stream_id > self._last_id or not stream_id & 1:
             raise Broken(
-                ErrorCode.PROTOCOL_ERROR, f"{what} of stream {stream_id}, which was never opened"
+                ErrorCode.PROTOCOL_ERROR, f"{what} stream {stream_id}, which was never opened"
             )
 
     def _charge(self, tokens: int = 1) -> None:

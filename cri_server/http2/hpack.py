@@ -116,14 +116,11 @@ class HpackDecoder:
         value, at = _string(block, at)
         field = (name, value)
         if octet & 0x40:
-            self._insert(field)
+            self._size_bytes += _size(field)
+            self._table.insert(_FIRST_DYNAMIC, field)
+            # An entry larger than the table is no error: it empties the table (section 4.4).
+            self._evict()
         return field, at
-
-    def _insert(self, field: Field) -> None:
-        self._size_bytes += _size(field)
-        self._table.insert(_FIRST_DYNAMIC, field)
-        # An entry larger than the table is no error: it empties the table (section 4.4).
-        self._evict()
 
     def _evict(self) -> None:
         while self._size_bytes > self._limit_bytes:
