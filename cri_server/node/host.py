@@ -78,7 +78,7 @@ def probe(config: Config) -> NodeFacts:
         boot_id=boot_id(),
         hostname=os.uname().nodename,
         cgroup_root=root,
-        cgroup_controllers=frozenset(_words(root / "cgroup.controllers")),
+        cgroup_controllers=frozenset(_text(root / "cgroup.controllers").split()),
         cgroup_driver=_driver(config.cgroup.driver, systemd),
         systemd=systemd,
         # The list is in securityfs, which may not be mounted; then no profile can be looked up.
@@ -211,10 +211,6 @@ def oom_score_adj_floor(mode: str) -> int | None:
     if mode == "auto" and may_lower:
         return None
     return int(_text(Path("/proc/self/oom_score_adj")) or 0)
-
-
-def _words(path: Path) -> list[str]:
-    return _text(path).split()
 
 
 def _text(path: Path) -> str:
