@@ -241,15 +241,15 @@ class _Spawned:
     async def ended(self) -> None:
         """Wait until the process has ended, and kill it after 5 s. Closes the pidfd."""
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
+        ended = asyncio.Event()
         try:
-            loop.add_reader(self.pidfd, _set_done, ended)
+            loop.add_reader(self.pidfd, ended.set)
             try:
                 async with asyncio.timeout(5.0):
-                    await asyncio.shield(ended)
+                    await ended.wait()
             except TimeoutError:
                 send_signal(self.pidfd, signal.SIGKILL)
-                await ended
+                await ended.wait()
             if self.is_child:
                 # waitpid does not block: the pidfd is readable, so the process is a zombie
                 # (pidfd_open(2)).
@@ -511,8 +511,3 @@ def _spawn(fd: int, preload: Sequence[str]) -> int:
         )
     finally:
         os.close(source)
-
-
-def _set_done(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
