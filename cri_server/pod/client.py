@@ -107,7 +107,6 @@ class ShimClient:
         *,
         on_event: EventHandler | None = None,
         on_close: Callable[[], None] | None = None,
-        timeout_s: float = _CONNECT_TIMEOUT_S,
     ) -> ShimClient:
         """Connect to the shim of the sandbox folder `directory`. Raises NotFound without a living
         shim, Unavailable when the shim accepts no connection.
@@ -118,7 +117,7 @@ class ShimClient:
         sock = _open_socket()
         try:
             with short_path(directory) as path:
-                await _connect(sock, f"{path}/{messages.SOCKET}", timeout_s)
+                await _connect(sock, f"{path}/{messages.SOCKET}")
         except (FileNotFoundError, ConnectionRefusedError):
             sock.close()
             raise NotFound(f"no shim listens in {os.fspath(directory)}") from None
@@ -248,8 +247,7 @@ class ShimClient:
         self, width: int, height: int, *, container: str | None = None, exec_id: str | None = None
     ) -> None:
         """Set the terminal's size, in characters, of a container or of an exec session."""
-        target = container if exec_id is None else None
-        await self._ask(messages.Resize(width, height, target, exec_id), messages.Done)
+        await self._ask(messages.Resize(width, height, container, exec_id), messages.Done)
 
     async def reopen_log(self, container: str) -> None:
         """Have the shim write the container's log to a new file at the log's path, which exists
@@ -420,10 +418,10 @@ def _open_socket() -> socket.socket:
     return sock
 
 
-async def _connect(sock: socket.socket, address: str, timeout_s: float) -> None:
+async def _connect(sock: socket.socket, address: str) -> None:
     """Connect to the unix socket `address`. Raises Unavailable when its backlog stays full for
-    `timeout_s`."""
-    deadline = asyncio.get_running_loop().time() + timeout_s
+    `_CONNECT_TIMEOUT_S`."""
+    deadline = asyncio.get_running_loop().time() + _CONNECT_TIMEOUT_S
     while True:
         try:
             sock.connect(address)

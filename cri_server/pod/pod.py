@@ -89,9 +89,9 @@ class Pod:
         except PeerError as error:
             log.warning("sandbox %s: %s", self._sandbox.id, error)
         except TimeoutError:
-            await self._kill_pod()
+            await self._shims.kill_pod(self._sandbox)
         if self.is_silent:
-            await self._kill_pod()
+            await self._shims.kill_pod(self._sandbox)
 
     async def _kill_containers(self) -> None:
         """Have the shim kill all containers that have not ended. The server may not know that they
@@ -102,15 +102,11 @@ class Pod:
                 log.warning("container %s still runs in the shim and is killed", container.id)
                 await client.stop(container.id, signal.SIGKILL, 0.0)
 
-    async def _kill_pod(self) -> None:
-        """Kill the unresponsive shim and all processes of the pod."""
-        await self._shims.kill_pod(self._sandbox)
-
     async def _abandon(self, what: str, waited_s: float) -> None:
         """Log that the shim did not answer a call about `what` for `waited_s` seconds, then kill
         the shim and all processes of the pod."""
         log.error("%s: its shim did not answer for %g s and is killed", what, waited_s)
-        await self._kill_pod()
+        await self._shims.kill_pod(self._sandbox)
 
     # -- the pause process
 
@@ -222,7 +218,7 @@ class Pod:
         """
         for _ in range(SHIMS_LIMIT):
             if not await self.reach():
-                await self._kill_pod()
+                await self._shims.kill_pod(self._sandbox)
                 return
             if container.exit is not None:  # reported by the shim meanwhile
                 return

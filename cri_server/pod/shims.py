@@ -113,17 +113,12 @@ class Shims:
         sandbox.shim, path = await self.processes.take_pod(
             folder, containers, pods, network=network
         )
-        await self.connect(sandbox)
+        self._use(sandbox, await self._open(sandbox))
         return path
 
-    async def connect(self, sandbox: Sandbox) -> ShimClient:
+    async def _open(self, sandbox: Sandbox) -> ShimClient:
         """Connect to the shim of the sandbox. Raises NotFound when the shim is dead, Unavailable
         when it accepts no connection."""
-        client = await self._open(sandbox)
-        self._use(sandbox, client)
-        return client
-
-    async def _open(self, sandbox: Sandbox) -> ShimClient:
         return await ShimClient.connect(
             self._paths.sandbox_state(sandbox.id),
             on_event=lambda event: self._event(sandbox, event),
