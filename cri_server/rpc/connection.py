@@ -393,7 +393,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     async def _stream(self, call: Call, replies: AsyncGenerator[Any, None]) -> None:
         try:
             async for reply in replies:
-                await self._send(call, reply)
+                await self._send_part(call, grpc_framing.message(self._encoded(call, reply)))
             self._finish(call, Code.OK, "")
         except Exception as error:
             self._fail(call, error)
@@ -438,10 +438,6 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if size > grpc_framing.MESSAGE_LIMIT_BYTES:
             text = f"the reply of {size} bytes exceeds {grpc_framing.MESSAGE_LIMIT_BYTES} bytes"
             raise CallFailed(Code.RESOURCE_EXHAUSTED, text)
-
-    async def _send(self, call: Call, reply: Any) -> None:
-        """Send one message of a stream; return when it fits the client's window."""
-        await self._send_part(call, grpc_framing.message(self._encoded(call, reply)))
 
     async def _send_part(self, call: Call, data: bytes) -> None:
         """Send a part of the reply's body; return when it fits the client's window."""
