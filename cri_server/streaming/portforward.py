@@ -266,10 +266,10 @@ class _Pair:
     """The data stream and the error stream of one forwarded connection. Forwarding begins when the
     client has opened both; an incomplete pair is reset after `PAIRING_S`."""
 
+    port: int
+    expiry: asyncio.TimerHandle
     data: MultiplexedStream | None = None
     error: MultiplexedStream | None = None
-    port: int = 0
-    expiry: asyncio.TimerHandle | None = None
 
 
 class Forwarder:
@@ -294,8 +294,8 @@ class Forwarder:
             if len(self._pairs) + len(self._tasks) >= PAIRS_LIMIT:
                 stream.reset(Status.REFUSED_STREAM)
                 return
-            pair = self._pairs[request] = _Pair(port=port)
-            pair.expiry = asyncio.get_running_loop().call_later(PAIRING_S, self._expire, request)
+            expiry = asyncio.get_running_loop().call_later(PAIRING_S, self._expire, request)
+            pair = self._pairs[request] = _Pair(port, expiry)
         if port != pair.port or getattr(pair, kind) is not None:
             stream.reset(Status.PROTOCOL_ERROR)
             return
@@ -313,8 +313,7 @@ class Forwarder:
         if pair.data is None or pair.error is None:
             return
         del self._pairs[request]
-        if pair.expiry is not None:
-            pair.expiry.cancel()
+        pair.expiry.cancel()
         task = asyncio.create_task(self._run(pair.data, pair.error, pair.port))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -351,8 +350,7 @@ class Forwarder:
     async def close(self) -> None:
         """Cancel the forwarding of all pairs and close their connections."""
         for pair in self._pairs.values():
-            if pair.expiry is not None:
-                pair.expiry.cancel()
+            pair.expiry.cancel()
         self._pairs.clear()
         tasks = list(self._tasks)
         for task in tasks:
