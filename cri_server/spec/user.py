@@ -186,11 +186,9 @@ def _passwd(content: bytes) -> Iterator[Account]:
             yield Account(fields[0], uid, gid, home if safe else "/")
 
 
-def _group(content: bytes) -> list[Group]:
-    groups = []
+def _group(content: bytes) -> Iterator[Group]:
     for fields in _fields(content, 2):
         gid = _gid(fields, 2)
         if fields[0] and gid is not None:
             members = tuple(m for m in fields[3].split(",") if m) if len(fields) > 3 else ()
-            groups.append(Group(fields[0], gid, members))
-    return groups
+            yield Group(fields[0], gid, members)
