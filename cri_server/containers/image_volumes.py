@@ -66,10 +66,9 @@ def _folder(root: int, sub_path: str) -> str:
         parts = paths.components(paths.resolve(root, sub_path)) if sub_path else []
         folder = "/".join(parts)
         is_folder = stat.S_ISDIR(os.stat(folder or ".", dir_fd=root, follow_symlinks=False).st_mode)
-    except KernelError as error:
-        raise InvalidArgument(f"image_sub_path {sub_path!r}: {os.strerror(error.errno)}") from None
-    except OSError as error:
-        raise InvalidArgument(f"image_sub_path {sub_path!r}: {error.strerror}") from None
+    except (KernelError, OSError) as error:
+        reason = os.strerror(error.errno or 0)
+        raise InvalidArgument(f"image_sub_path {sub_path!r}: {reason}") from None
     if not is_folder:
         raise InvalidArgument(f"image_sub_path {sub_path!r} is not a folder of the image")
     return folder
