@@ -12,6 +12,7 @@ from typing import Any
 from cri_server.api import nri_pb2 as api
 from cri_server.nri.convert import CPU, CPU_SETS, MEMORY
 from cri_server.nri.owners import REMOVED, Owners
+from cri_server.store.model import copy
 from pyrunc.errors import Error, PeerError
 
 MEMORY_FIELDS = {name: field.number for name, field in MEMORY.items()}
@@ -248,8 +249,7 @@ class Merge:
             update.ignore_failure = update.ignore_failure and request.ignore_failure
             target = update.linux.resources
         # An update with `ignore_failure` is applied as a whole or not at all.
-        before, owners = api.LinuxResources(), self.owners.snapshot(identifier)
-        before.CopyFrom(target)
+        before, owners = copy(target), self.owners.snapshot(identifier)
         try:
             self._resources(plugin, identifier, request.linux.resources, [target])
         except Error:

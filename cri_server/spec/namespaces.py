@@ -4,6 +4,7 @@ host."""
 from __future__ import annotations
 
 from cri_server.api import api_pb2 as api
+from cri_server.store.model import copy
 from pyrunc.errors import InvalidArgument
 
 Entries = list[dict[str, str]]
@@ -69,8 +70,7 @@ def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api
     """Return a container's effective namespace modes. The network mode is the sandbox's. A pid or
     IPC mode of POD becomes NODE if the sandbox has NODE: POD is protobuf's default, so it does not
     contradict the sandbox."""
-    result = api.NamespaceOption()
-    result.CopyFrom(options)
+    result = copy(options)
     result.network = sandbox.network
     if options.pid == api.POD and sandbox.pid == api.NODE:
         result.pid = api.NODE

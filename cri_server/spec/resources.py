@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from cri_server.api import api_pb2 as api
+from cri_server.store.model import copy
 from pyrunc.cgroups.convert import CORE_LIMITS
 from pyrunc.errors import InvalidArgument
 
@@ -117,8 +118,7 @@ def merge(
 ) -> api.LinuxContainerResources:
     """Return the resources after UpdateContainerResources: `current`, overridden by the fields that
     are set in `update`."""
-    result = api.LinuxContainerResources()
-    result.CopyFrom(current)
+    result = copy(current)
     result.MergeFrom(update)  # skips zeros, and appends to repeated fields
     limits = {h.page_size: h.limit for h in result.hugepage_limits}
     del result.hugepage_limits[:]

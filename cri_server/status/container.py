@@ -11,7 +11,7 @@ from cri_server.services import Services
 from cri_server.spec import signals
 from cri_server.status.paused import is_paused
 from cri_server.store.encoded import entry, tag
-from cri_server.store.model import Container
+from cri_server.store.model import Container, copy
 from pyrunc import atomic_file
 from pyrunc.errors import Error
 
@@ -54,8 +54,7 @@ def build_status(container: Container) -> api.ContainerStatus:
 def _mount(requested: api.Mount, container: Container) -> api.Mount:
     """Return a copy of a requested mount. For an image volume the copy also has the image's
     reference."""
-    mount = api.Mount()
-    mount.CopyFrom(requested)
+    mount = copy(requested)
     image = container.mounted_images.get(requested.container_path)
     if image:
         mount.image.image_ref = image
