@@ -91,15 +91,10 @@ class Admin:
     async def collect_garbage(self, request: private.CollectGarbage) -> private.GarbageItems:
         from cri_server.store import garbage  # imported late: it is used seldom
 
-        work = garbage.collect(
+        items = await garbage.collect(
             self._services, dry_run=request.dry_run, images=request.images, force=request.force
         )
-        return private.GarbageItems(
-            [
-                private.GarbageItem(item.kind, item.name, item.action, item.why, item.size_bytes)
-                for item in await work
-            ]
-        )
+        return private.GarbageItems(items)
 
     async def debug_stacks(self, request: private.DebugStacks) -> private.StackText:
         return private.StackText(debug.stacks())

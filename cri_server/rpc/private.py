@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from cri_server.store.garbage_item import GarbageItem
 from pyrunc.records import Record, Request
 
 if TYPE_CHECKING:
@@ -275,17 +276,6 @@ class CollectGarbage(AdminRequest):
     dry_run: bool
     images: bool
     force: bool = False
-
-
-class GarbageItem(Record):
-    """An object on disk that the garbage collector has examined. `action`: keep, remove, removed,
-    convert, converted or failed; `why`: the reason."""
-
-    kind: str
-    name: str
-    action: str
-    why: str
-    size_bytes: int = 0
 
 
 class GarbageItems(Record):

@@ -16,14 +16,13 @@ import os
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from cri_server.api import api_pb2 as api
 from cri_server.images.model import Image
-from cri_server.images.store.unused import UnusedEntry, size_of
+from cri_server.images.store.unused import size_of
 from cri_server.recovery import (
     drop_container,
     drop_sandbox,
@@ -33,6 +32,7 @@ from cri_server.recovery import (
 )
 from cri_server.services import Services
 from cri_server.store.facts import entries
+from cri_server.store.garbage_item import GarbageItem
 from pyrunc.atomic_file import ENDING
 from pyrunc.errors import Error
 from pyrunc.kernel.tree import remove_path
@@ -65,25 +65,10 @@ NAMES_SHOWN = 3
 Action = Literal["keep", "remove", "removed", "convert", "converted", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class GarbageEntry:
-    """An object on disk that the collector has examined, and its action.
-
-    `action`: `keep`; in a dry run also `remove` or `convert`; otherwise also `removed`, `converted`
-    or `failed`. `why`: the reason.
-    """
-
-    kind: str
-    name: str
-    action: Action
-    why: str
-    size_bytes: int = 0
-
-
 async def collect(
     services: Services, *, dry_run: bool, images: bool, force: bool = False
-) -> list[GarbageEntry]:
-    """Remove files, cgroups and mounts that no record refers to; return an entry for each examined
+) -> list[GarbageItem]:
+    """Remove files, cgroups and mounts that no record refers to; return an item for each examined
     object.
 
     `images`: also remove images that no container uses. `force`: also release the addresses of lost
@@ -100,10 +85,10 @@ async def collect(
 class _GarbageCollector:
     def __init__(self, services: Services, dry_run: bool) -> None:
         self._services, self._dry_run = services, dry_run
-        self.items: list[GarbageEntry] = []
+        self.items: list[GarbageItem] = []
 
     def _report(self, action: Action, kind: str, name: str, why: str, size_bytes: int = 0) -> None:
-        self.items.append(GarbageEntry(kind, name, action, why, size_bytes))
+        self.items.append(GarbageItem(kind, name, action, why, size_bytes))
 
     def _keep(self, kind: str, name: str, why: str, size_bytes: int = 0) -> None:
         self._report("keep", kind, name, why, size_bytes)
@@ -177,7 +162,7 @@ class _GarbageCollector:
         """Remove blobs, layers and downloads that neither an image nor a running pull uses."""
         for entry in await self._services.images.unused():
             if entry.kind == "unknown":
-                self._unknown(entry)
+                self._unknown(entry.path, entry.size_bytes)
                 continue
             action: Action = "remove" if self._dry_run else "removed"
             why = _WHY[entry.kind]
@@ -185,11 +170,11 @@ class _GarbageCollector:
                 action, why = "keep", "a running pull needs it"
             self._report(action, entry.kind, entry.path.name, why, entry.size_bytes)
 
-    def _unknown(self, entry: UnusedEntry) -> None:
+    def _unknown(self, path: Path, size_bytes: int) -> None:
         why = "a damaged file that was set aside: inspect it, then remove it by hand"
-        if ".damaged" not in entry.path.name:
+        if ".damaged" not in path.name:
             why = "unknown to this version; remove it by hand"
-        self._keep("unknown", str(entry.path), why, entry.size_bytes)
+        self._keep("unknown", str(path), why, size_bytes)
 
     async def records(self) -> None:
         services, paths = self._services, self._services.paths
@@ -294,7 +279,7 @@ class _GarbageCollector:
             else:
                 self._keep("file", str(path), BUSY, size)
         else:
-            self._unknown(UnusedEntry("unknown", path, size))
+            self._unknown(path, size)
 
     async def _run_folder(self, path: Path) -> None:
         """Report a folder of `pyrunc-cri run`. It is always kept: its pod may belong to another
@@ -328,7 +313,7 @@ class _GarbageCollector:
             why = "`pyrunc-cri doctor` was killed and left it"
             await self._remove("folder", str(path), why, size, partial(_remove_tree, path))
         else:
-            self._unknown(UnusedEntry("unknown", path, size))
+            self._unknown(path, size)
 
     async def network(self, force: bool) -> None:
         """Detach the networks of pods that are gone. The periodic reconciliation does the same.
