@@ -107,7 +107,6 @@ async def create(
     services: Services,
     reference: str,
     config: api.ContainerConfig,
-    sandbox_config: api.PodSandboxConfig,
     *,
     archive: str = "",
 ) -> str:

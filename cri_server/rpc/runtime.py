@@ -153,9 +153,7 @@ class RuntimeService:
     async def CreateContainer(
         self, request: api.CreateContainerRequest
     ) -> api.CreateContainerResponse:
-        identifier = await create.create(
-            self._services, request.pod_sandbox_id, request.config, request.sandbox_config
-        )
+        identifier = await create.create(self._services, request.pod_sandbox_id, request.config)
         return api.CreateContainerResponse(container_id=identifier)
 
     async def StartContainer(self, request: api.StartContainerRequest) -> None:

@@ -104,11 +104,7 @@ async def _restore(
         for config in request.container_configs:
             archive = pods.archive(options.containers[config.metadata.name])
             identifier = await create.create(
-                services,
-                sandbox,
-                config,
-                request.config,
-                archive=f"{request.checkpoint_path}/{archive}",
+                services, sandbox, config, archive=f"{request.checkpoint_path}/{archive}"
             )
             response.restored_containers.add(name=config.metadata.name, container_id=identifier)
     except BaseException:
