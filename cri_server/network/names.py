@@ -55,9 +55,9 @@ class NamespaceNames:
         not."""
         return os.path.join(self._folder, sandbox_id)
 
-    def make(self, sandbox_id: str, namespace: str) -> str:
-        """Bind-mount the network namespace at `namespace` to the sandbox's name; return the mount's
-        path. Replaces a leftover name. Raises KernelError, and leaves no name."""
+    def make(self, sandbox_id: str, namespace: str) -> None:
+        """Bind-mount the network namespace at `namespace` to the sandbox's name. Replaces a
+        leftover name. Raises KernelError, and leaves no name."""
         path = self.path_of(sandbox_id)
         with kernel_errors("open", f"{path!r}, the name of a network namespace"):
             self._make_file(path)
@@ -67,7 +67,6 @@ class NamespaceNames:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
-        return path
 
     def _make_file(self, path: str) -> None:
         flags = os.O_RDONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
