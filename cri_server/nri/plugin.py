@@ -170,11 +170,12 @@ class Plugin:
             return None
         method = METHODS[event]  # type: ignore[index]
         reply = getattr(api, f"{method}Response")
+        timeout_s = self._settings.request_timeout_s
         try:
             # A plugin of an older API answers UNIMPLEMENTED; it is asked once for each event.
             if event not in self._old:
                 try:
-                    return await self._call(method, request, reply)
+                    return await self.connection.call(method, request, reply, timeout_s)
                 except PluginCallFailed as error:
                     if error.code != Code.UNIMPLEMENTED or event not in STATE_CHANGES:
                         raise
@@ -182,7 +183,7 @@ class Plugin:
             change = api.StateChangeEvent(event=event, pod=request.pod)  # type: ignore[arg-type]
             if "container" in request.DESCRIPTOR.fields_by_name:
                 change.container.CopyFrom(request.container)
-            await self._call("StateChange", change, api.Empty)
+            await self.connection.call("StateChange", change, api.Empty, timeout_s)
             return reply()
         except PluginCallFailed as error:
             raise PeerError(f"NRI plugin {self.name}: {method}: {error.message}") from None
@@ -193,10 +194,6 @@ class Plugin:
             log.error("NRI plugin %s is disconnected: %s: %s", self.name, method, why)
             self.close()
             return None
-
-    async def _call(self, method: str, request: Any, reply: type[Reply]) -> Reply:
-        timeout_s = self._settings.request_timeout_s
-        return await self.connection.call(method, request, reply, timeout_s)
 
     async def _join(self, method: str, request: Any, reply: type[Reply]) -> Reply:
         """Call Configure or Synchronize with the timeout of registration, which is longer than that

@@ -112,7 +112,7 @@ class Zygote:
     @property
     def pid(self) -> int | None:
         """Return the living zygote's pid; None when no zygote lives."""
-        return self._process.pid if self._process and not self._process.gone else None
+        return self._process.pid if self._process and not self._process.peer.lost else None
 
     @property
     def lost(self) -> bool:
@@ -206,7 +206,7 @@ class Zygote:
         async with self._starting:
             if self._closed:
                 raise Unavailable("the zygote is closed")
-            if self._process is None or self._process.gone:
+            if self._process is None or self._process.peer.lost:
                 old, self._process = self._process, None
                 # reaped once, also when the caller that noticed its death is cancelled meanwhile
                 if old:
@@ -221,7 +221,7 @@ class Zygote:
         imports take too long."""
         async with self._starting:
             old = self._process
-            if self._closed or old is None or old.gone:
+            if self._closed or old is None or old.peer.lost:
                 return
             self._process = await _ZygoteProcess.start(self._preload, self.keeper)
         for notify in self.on_renewed:
@@ -266,10 +266,6 @@ class _ZygoteProcess:
         self._spawned, self.pid = spawned, spawned.pid
         self.peer = Peer(sock, "the zygote", self._received, self._lost)
         self._ready: asyncio.Future[ZygoteReady] = asyncio.get_running_loop().create_future()
-
-    @property
-    def gone(self) -> bool:
-        return self.peer.lost
 
     @classmethod
     async def start(cls, preload: Sequence[str], keeper: str | None) -> _ZygoteProcess:
