@@ -49,7 +49,6 @@ DEFAULT_LIMITS: Limits = {
 class NodeFacts:
     """The properties of the host that the server reads once, at its start.
 
-    - `cgroup_root`: the mount point of cgroup v2.
     - `cgroup_controllers`: the controllers on v2.
     - `oom_score_adj_floor`: the lowest oom_score_adj that this server may set, None without a
       limit.
@@ -58,10 +57,8 @@ class NodeFacts:
 
     boot_id: str
     hostname: str
-    cgroup_root: Path
     cgroup_controllers: frozenset[str]
     cgroup_driver: str
-    systemd: bool
     apparmor: bool
     selinux: SelinuxPolicy | None
     oom_score_adj_floor: int | None
@@ -71,16 +68,13 @@ class NodeFacts:
 def probe(config: Config) -> NodeFacts:
     """Read the properties of the host. Raises InvalidSpec when the configuration requires a feature
     that the host lacks."""
-    root = cgroup_root()
     # sd_booted(3) makes this test: systemd may be installed without being process 1.
     systemd = Path("/run/systemd/system").is_dir()
     return NodeFacts(
         boot_id=boot_id(),
         hostname=os.uname().nodename,
-        cgroup_root=root,
-        cgroup_controllers=frozenset(_text(root / "cgroup.controllers").split()),
+        cgroup_controllers=frozenset(_text(cgroup_root() / "cgroup.controllers").split()),
         cgroup_driver=_driver(config.cgroup.driver, systemd),
-        systemd=systemd,
         # The list is in securityfs, which may not be mounted; then no profile can be looked up.
         apparmor=_text(Path("/sys/module/apparmor/parameters/enabled")) == "Y"
         and Path("/sys/kernel/security/apparmor/profiles").exists(),
