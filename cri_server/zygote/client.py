@@ -57,15 +57,14 @@ class JobResult:
     """The result of `Zygote.run`. `exit_code` is the job's exit code, or 128 + n if signal n ended
     it. The caller closes `fds`.
 
-    `stdout` and `stderr` hold at most `output_limit_bytes` each; `truncated` is set if the job
-    wrote more.
+    `stdout` and `stderr` hold at most `output_limit_bytes` each; what the job wrote beyond that is
+    dropped.
     """
 
     exit_code: int
     stdout: bytes
     stderr: bytes
     fds: list[int] = field(default_factory=list)
-    truncated: bool = False
 
     def require_success(self, job: str) -> None:
         """Raise PeerError unless the exit code is 0. The message has the exit code, the last line
@@ -369,8 +368,7 @@ class _JobPipes:
                 close_all(fds)
                 raise
         stdout, stderr = (bytes(output.content) for output in self._outputs)
-        truncated = any(output.truncated for output in self._outputs)
-        return JobResult(exit_code, stdout, stderr, fds, truncated)
+        return JobResult(exit_code, stdout, stderr, fds)
 
     def close(self) -> None:
         for output in self._outputs:
@@ -385,7 +383,6 @@ class _Output:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int, limit_bytes: int) -> None:
         self.content = bytearray()
-        self.truncated = False
         self._fd: int | None = fd
         self._loop, self._limit_bytes = loop, limit_bytes
         os.set_blocking(fd, False)
@@ -414,9 +411,7 @@ class _Output:
         if not data:
             self.close()
             return False
-        room = self._limit_bytes - len(self.content)
-        self.content += data[:room]
-        self.truncated |= len(data) > room
+        self.content += data[: self._limit_bytes - len(self.content)]
         return True
 
 
