@@ -42,7 +42,6 @@ class Message:
     connection: int
     stream: int
     kind: int
-    flags: int
     payload: bytes
 
 
@@ -85,14 +84,12 @@ class FrameDecoder:
     def _messages(self, connection: int, stream: bytearray) -> list[Message]:
         messages = []
         while len(stream) >= MESSAGE.size:
-            length, number, kind, flags = MESSAGE.unpack_from(stream)
+            length, number, kind, _ = MESSAGE.unpack_from(stream)  # flags
             if length > MESSAGE_LIMIT_BYTES:
                 raise ProtocolError(f"a message of {length} bytes is too large")
             end = MESSAGE.size + length
             if len(stream) < end:
                 break
-            messages.append(
-                Message(connection, number, kind, flags, bytes(stream[MESSAGE.size : end]))
-            )
+            messages.append(Message(connection, number, kind, bytes(stream[MESSAGE.size : end])))
             del stream[:end]
         return messages

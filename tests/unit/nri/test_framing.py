@@ -14,7 +14,7 @@ from cri_server.nri.framing import FrameDecoder, Message, ProtocolError, TooLarg
 def test_encoded_messages_are_decoded(size: int) -> None:
     payload = bytes(size)
     data = encode(2, 7, framing.RESPONSE, payload)
-    assert FrameDecoder().feed(data) == [Message(2, 7, framing.RESPONSE, 0, payload)]
+    assert FrameDecoder().feed(data) == [Message(2, 7, framing.RESPONSE, payload)]
 
 
 def test_frames_arrive_byte_by_byte_and_interleaved() -> None:
@@ -44,7 +44,7 @@ def test_the_first_frame_fits_the_buffer_of_plugins_in_go() -> None:
 
 def test_unknown_connections_are_dropped_and_invalid_frames_refused() -> None:
     assert FrameDecoder().feed(struct.pack(">II", 9, 3) + b"abc" + encode(1, 1, 2, b"")) == [
-        Message(1, 1, 2, 0, b"")
+        Message(1, 1, 2, b"")
     ]
     with pytest.raises(ProtocolError, match="a frame of"):
         FrameDecoder().feed(struct.pack(">II", 1, framing.FRAME_LIMIT_BYTES + 1))
