@@ -7,7 +7,6 @@ file of the same name in an earlier folder.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from cri_server import typed
+from cri_server.store.facts import entries
 from pyrunc.errors import WrongState
 
 SIZE_LIMIT_BYTES = 1 << 20
@@ -81,9 +81,7 @@ def read(folders: Sequence[str]) -> list[ConfiguredHook]:
     files: dict[str, Path] = {}
     for folder in folders:
         try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            continue
+            names = entries(folder)
         except OSError as error:
             raise WrongState(f"cannot list the hooks in {folder}: {error.strerror}") from None
         files |= {name: Path(folder, name) for name in names if name.endswith(".json")}
