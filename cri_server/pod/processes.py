@@ -69,7 +69,8 @@ class ShimProcesses:
         `default_count`."""
         self._zygote, self._folder, self._count = zygote, folder, count or default_count()
         self._shims: list[ShimProcess] = []
-        self._of_this_version: set[ProcessIdentity] = set()
+        self.of_this_version: set[ProcessIdentity] = set()
+        """The shims of this server's version. Those that `renew` has replaced get no new pods."""
         self._outdated: dict[ProcessIdentity, Path] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Task[None] | None = None
@@ -86,11 +87,6 @@ class ShimProcesses:
         self.begin()
         assert self._started is not None
         await asyncio.shield(self._started)
-
-    def of_this_version(self) -> set[ProcessIdentity]:
-        """Return the shims of this server's version. Those that `renew` has replaced get no new
-        pods."""
-        return self._of_this_version
 
     async def end_outdated(self, process: ProcessIdentity) -> bool:
         """End `process`, a shim of another version, and remove its folder. The shim first logs all
@@ -248,7 +244,7 @@ class ShimProcesses:
     def _add(self, shim: ShimProcess) -> None:
         shim.client.on_close = lambda: self._lost(shim)
         self._shims.append(shim)
-        self._of_this_version.add(shim.process)
+        self.of_this_version.add(shim.process)
 
     def _lost(self, shim: ShimProcess) -> None:
         self._shims.remove(shim)

@@ -489,12 +489,11 @@ class Shims:
         this shim continues until its pods end. Return False if a shim continues because it cannot
         write a log; the caller must then try again later."""
         all_ended = True
-        current = self.processes.of_this_version()
         pods: dict[ProcessIdentity, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
             if (
                 sandbox.shim is not None
-                and sandbox.shim not in current
+                and sandbox.shim not in self.processes.of_this_version
                 and self.find(sandbox) is not None
             ):
                 pods.setdefault(sandbox.shim, []).append(sandbox)

@@ -105,9 +105,9 @@ async def test_the_end_of_a_shim_is_noticed_after_a_refused_shutdown(pod: TestPo
 async def test_renewed_shims_keep_their_version(pod: TestPod, tmp_path: Path) -> None:
     """They are not replaced as shims of another version."""
     async with server_of_another_version(pod, tmp_path / "shims") as processes:
-        first = set(processes.of_this_version())
+        first = set(processes.of_this_version)
         await processes.renew()
-        assert first < processes.of_this_version() and len(processes.of_this_version()) == 2
+        assert first < processes.of_this_version and len(processes.of_this_version) == 2
 
 
 async def test_a_failed_fork_leaves_no_folder(pod: TestPod, tmp_path: Path) -> None:
