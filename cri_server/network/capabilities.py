@@ -55,16 +55,10 @@ def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[s
         ],
         "io.kubernetes.cri.pod-annotations": dict(pod.annotations),
         "bandwidth": bandwidth_of(pod.annotations),
+        "dns": pod.dns,
+        "cgroupPath": pod.cgroup_path,
+        **node_capabilities(pod_ranges),
     }
-    if pod.dns is not None:
-        capabilities["dns"] = {
-            "servers": list(pod.dns.servers),
-            "searches": list(pod.dns.searches),
-            "options": list(pod.dns.options),
-        }
-    if pod.cgroup_path:
-        capabilities["cgroupPath"] = pod.cgroup_path
-    capabilities |= node_capabilities(pod_ranges)
     return {name: value for name, value in capabilities.items() if value}
 
 

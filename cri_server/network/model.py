@@ -18,21 +18,13 @@ class PortMapping:
 
 
 @dataclass(frozen=True, slots=True)
-class PodDns:
-    """The pod's DNS configuration from kubelet, for the capability `dns`."""
-
-    servers: tuple[str, ...] = ()
-    searches: tuple[str, ...] = ()
-    options: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class PodNetwork:
     """A pod, with what `NetworkService.attach` needs of it.
 
     - `netns_path`: the present path of its network namespace (`/proc/<shim>/fd/<n>`). Plugins get
       the namespace's name in `netns_dir` instead.
     - `port_mappings`: those with host port 0 are ignored.
+    - `dns`: the pod's DNS configuration from kubelet, as the value of the capability `dns`.
     - `annotations`: limits of the bandwidth are in `kubernetes.io/{ingress,egress}-bandwidth`.
     - `cgroup_path`: the pod's cgroup in kubelet's form (capability cgroupPath).
     """
@@ -43,7 +35,7 @@ class PodNetwork:
     uid: str
     netns_path: str
     port_mappings: tuple[PortMapping, ...] = ()
-    dns: PodDns | None = None
+    dns: dict[str, list[str]] | None = None
     annotations: dict[str, str] = field(default_factory=dict)
     cgroup_path: str = ""
 

@@ -14,7 +14,7 @@ from ipaddress import ip_address as parse_address
 
 from cri_server.api import api_pb2 as api
 from cri_server.config import handlers
-from cri_server.network.model import PodDns, PodNetwork, PortMapping
+from cri_server.network.model import PodNetwork, PortMapping
 from cri_server.observability import events
 from cri_server.operations.steps import Parallel, Step, Steps
 from cri_server.operations.tasks import gather
@@ -333,7 +333,11 @@ def pod_network(sandbox: Sandbox, namespace: str) -> PodNetwork:
         uid=config.metadata.uid,
         netns_path=namespace,
         port_mappings=_port_mappings(config),
-        dns=PodDns(tuple(dns.servers), tuple(dns.searches), tuple(dns.options))
+        dns={
+            "servers": list(dns.servers),
+            "searches": list(dns.searches),
+            "options": list(dns.options),
+        }
         if config.HasField("dns_config")
         else None,
         annotations=dict(config.annotations),

@@ -18,7 +18,7 @@ from cri_server.api import api_pb2 as api
 from cri_server.network.attachments import Attachment, Attachments
 from cri_server.network.capabilities import bandwidth_of, capability_arguments, cni_arguments
 from cri_server.network.configuration import Configuration, builtin_network
-from cri_server.network.model import PodDns, PodNetwork, PortMapping
+from cri_server.network.model import PodNetwork, PortMapping
 from cri_server.sandboxes.run import pod_network
 from cri_server.store.model import Sandbox
 from pyrunc.atomic_file import DamagedRecord
@@ -205,7 +205,7 @@ def test_unrequested_capabilities_are_left_out() -> None:
 def test_every_capability_is_passed() -> None:
     network = pod(
         port_mappings=(PortMapping(8080, 80), PortMapping(0, 81)),
-        dns=PodDns(("10.0.0.1",), ("a.b",), ("ndots:5",)),
+        dns={"servers": ["10.0.0.1"], "searches": ["a.b"], "options": ["ndots:5"]},
         annotations={"a": "b", "kubernetes.io/ingress-bandwidth": "1M"},
         cgroup_path="/kubepods/x",
     )
@@ -285,7 +285,7 @@ def test_a_pods_configuration_becomes_its_network() -> None:
     )
     assert pod_network(sandbox, "/x") == pod(
         port_mappings=(PortMapping(80, 8080, "sctp", "192.0.2.1"),),
-        dns=PodDns(("10.0.0.1",), (), ("ndots:5",)),
+        dns={"servers": ["10.0.0.1"], "searches": [], "options": ["ndots:5"]},
         annotations={"kubernetes.io/egress-bandwidth": "1M"},
         cgroup_path="kubepods-podx.slice",
     )
