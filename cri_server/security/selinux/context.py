@@ -45,18 +45,18 @@ def parse(text: str) -> SelinuxContext | None:
     return SelinuxContext(parts[0], parts[1], parts[2], parts[3] if len(parts) == 4 else "")
 
 
-def check(options: api.SELinuxOption, where: str = "selinux_options") -> None:
+def check(options: api.SELinuxOption) -> None:
     """Raise InvalidArgument if a field is invalid in an SELinux context. The error names the field,
-    with `where` before its name: `selinux_options.level`."""
+    such as `selinux_options.level`."""
     for field in ("user", "role", "type"):
         value = getattr(options, field)
         if value and not NAME.fullmatch(value):
             raise InvalidArgument(
-                f"{where}.{field}: {value[:100]!r} is not valid in an SELinux context"
+                f"selinux_options.{field}: {value[:100]!r} is not valid in an SELinux context"
             )
     if options.level and not LEVEL.fullmatch(options.level):
         raise InvalidArgument(
-            f"{where}.level: {options.level[:100]!r} is not a level such as s0 or s0:c1,c2"
+            f"selinux_options.level: {options.level[:100]!r} is not a level such as s0 or s0:c1,c2"
             " (at most two categories or ranges like c1.c5)"
         )
 
