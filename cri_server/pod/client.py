@@ -79,14 +79,10 @@ class ExecSession(SessionStreams):
 class ShimClient:
     """A connection to one shim. Use from one event loop; calls may overlap."""
 
-    def __init__(
-        self,
-        sock: socket.socket,
-        on_event: EventHandler | None,
-        on_close: Callable[[], None] | None,
-    ) -> None:
+    def __init__(self, sock: socket.socket, on_event: EventHandler | None = None) -> None:
         self.on_event = on_event
-        self.on_close = on_close
+        self.on_close: Callable[[], None] | None = None
+        """Called once when the connection ends without `close` or `shutdown`."""
         self.timed = False
         """Whether the shim measures each operation of a launch and reports the times as `parts`. A
         launch is slower then."""
@@ -102,17 +98,12 @@ class ShimClient:
 
     @classmethod
     async def connect(
-        cls,
-        directory: str | os.PathLike[str],
-        *,
-        on_event: EventHandler | None = None,
-        on_close: Callable[[], None] | None = None,
+        cls, directory: str | os.PathLike[str], *, on_event: EventHandler | None = None
     ) -> ShimClient:
         """Connect to the shim of the sandbox folder `directory`. Raises NotFound without a living
         shim, Unavailable when the shim accepts no connection.
 
-        `on_event(event)` is called for every event. `on_close()` is called once when the connection
-        ends without `close` or `shutdown`.
+        `on_event(event)` is called for every event.
         """
         sock = _open_socket()
         try:
@@ -124,7 +115,7 @@ class ShimClient:
         except BaseException:
             sock.close()
             raise
-        return cls(sock, on_event, on_close)
+        return cls(sock, on_event)
 
     async def start_pause(self) -> messages.PauseStarted:
         """Start the pod's pause process, which pause.json describes; return its pid and the path of
@@ -392,7 +383,7 @@ async def start_shim(
     except BaseException:
         ours.close()
         raise
-    return pid, ShimClient(ours, None, None)
+    return pid, ShimClient(ours)
 
 
 def _own_oom_score() -> int:

@@ -113,9 +113,9 @@ class TestPod:
         await self.clean_up()
 
     async def connect(self) -> ShimClient:
-        return await ShimClient.connect(
-            self.sandbox, on_event=self.events.append, on_close=self._on_close
-        )
+        client = await ShimClient.connect(self.sandbox, on_event=self.events.append)
+        client.on_close = self._on_close
+        return client
 
     async def close_zygote(self) -> None:
         if self._zygote and not self._given_zygote:
