@@ -48,15 +48,12 @@ _inside: ContextVar[int] = ContextVar("inside", default=ROOT)
 
 class span:
     """Records the time of the `with` block as a span. Spans that begin in the block become its
-    children.
+    children."""
 
-    `beside`: the call becomes the parent of the span, instead of the enclosing span.
-    """
+    __slots__ = ("_name", "_span", "_token")
 
-    __slots__ = ("_beside", "_name", "_span", "_token")
-
-    def __init__(self, name: str, *, beside: bool = False) -> None:
-        self._name, self._beside = name, beside
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._span: Span | None = None
         self._token: Token[int] | None = None
 
@@ -64,8 +61,7 @@ class span:
         trace = CURRENT.get()
         if trace is None or len(trace.spans) >= SPANS_LIMIT:
             return
-        parent = ROOT if self._beside else _inside.get()
-        self._span = Span(self._name, time.perf_counter(), parent=parent)
+        self._span = Span(self._name, time.perf_counter(), parent=_inside.get())
         self._token = _inside.set(len(trace.spans))
         trace.spans.append(self._span)
 
