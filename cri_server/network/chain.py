@@ -114,9 +114,7 @@ class PluginRunner:
         self._jobs, self._own_dir = jobs, own_dir
         self._timeout_s, self._scope = timeout_s, scope
         self._installing, self._installed = asyncio.Lock(), False
-        self._workers = workers.Workers(
-            jobs, "cni_plugins.jobs:serve", "a CNI worker", _WORKERS, _WORKERS
-        )
+        self._workers = workers.Workers(jobs, "cni_plugins.jobs:serve", "a CNI worker", _WORKERS)
 
     def close(self) -> None:
         """Close the connections to idle workers, which then end."""

@@ -132,11 +132,11 @@ class Shims:
         self._clients[sandbox.id], self._pods[sandbox.id] = client, sandbox
         sandbox.reachable = True
 
-    async def reach(self, sandbox: Sandbox, timeout_s: float = ANSWER_S) -> bool:
+    async def reach(self, sandbox: Sandbox) -> bool:
         """Connect to the sandbox's shim and read the pod's state from the shim. Return whether
         the server now has a connection to a shim that serves the pod.
 
-        Waits up to `timeout_s` for the shim's answer, and longer while another shim takes over.
+        Waits up to `ANSWER_S` for the shim's answer, and longer while another shim takes over.
 
         If the shim is dead, another shim takes over the pod. Where that is impossible, for example
         because the keeper has no descriptors of the pod, the server ends the pod's processes.
@@ -151,7 +151,7 @@ class Shims:
             task = asyncio.get_running_loop().create_task(self._await_answer(sandbox))
             self._answers[sandbox.id] = task
             task.add_done_callback(lambda done: self._answered(sandbox, done))
-        await asyncio.wait([task], timeout=timeout_s)
+        await asyncio.wait([task], timeout=ANSWER_S)
         if sandbox.id in self._taking_over:
             await asyncio.wait([task], timeout=TAKE_OVER_S)
         if self.is_silent(sandbox):

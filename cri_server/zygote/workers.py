@@ -31,17 +31,17 @@ KILL_WAIT_S = 2.0  # a killed process that waits for a disk may not end
 class Workers:
     """The worker processes that run one function. Use from one event loop."""
 
-    def __init__(self, zygote: Zygote, function: str, name: str, at_work: int, idle: int) -> None:
+    def __init__(self, zygote: Zygote, function: str, name: str, limit: int) -> None:
         """Prepare workers, which are started on demand. `function(arguments, [socket])` answers
-        requests until the socket closes. `name`: for error messages. `at_work`: the largest number
-        of busy workers. `idle`: the largest number of idle workers that stay."""
+        requests until the socket closes. `name`: for error messages. `limit`: the largest number
+        of busy workers, and of idle workers that stay."""
         self._zygote = zygote
         zygote.on_renewed.append(self.close)  # because the old zygote waits for its jobs
         self._function = function
         self._name = name
-        self._most_idle = idle
+        self._limit = limit
         self._idle: list[_Worker] = []
-        self._places = asyncio.Semaphore(at_work)
+        self._places = asyncio.Semaphore(limit)
         self._long = 0
         self._ending: set[asyncio.Task[JobResult]] = set()
 
@@ -65,7 +65,7 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until fewer than `at_work` requests count as running, then count the `with` block as
+        """Wait until fewer than `limit` requests count as running, then count the `with` block as
         one. After `LONG_S` the `with` block no longer counts, unless `LONG_LIMIT` other requests
         already run longer than `LONG_S`."""
         await self._places.acquire()
@@ -124,7 +124,7 @@ class Workers:
             and worker.alive
             and worker.zygote_pid == self._zygote.pid
             and worker.requests < REQUESTS_LIMIT
-            and len(self._idle) < self._most_idle
+            and len(self._idle) < self._limit
         ):
             self._idle.append(worker)
         else:

@@ -300,7 +300,7 @@ async def test_a_replaced_zygote_that_has_jobs_ends_with_the_server(
 
 
 async def test_an_idle_worker_ends_when_its_zygote_is_replaced(zygote: Zygote) -> None:
-    workers = Workers(zygote, f"{HERE}:serve", "a test worker", 1, 1)
+    workers = Workers(zygote, f"{HERE}:serve", "a test worker", 1)
     before = await process_of_worker(workers)
     assert await process_of_worker(workers) == before
     await zygote.renew()
