@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import signal
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -210,6 +211,7 @@ class Shims:
                 await self._end_earlier(sandbox, state)
                 continue
             state = await self._take_over_rest(sandbox, client, state)
+            state = await self._end_interrupted_starts(sandbox, client, state)
             # Before `_use`: a caller that finds the connection must find the shim's states, too.
             self._apply_state(sandbox, state)
             self._use(sandbox, client)
@@ -361,6 +363,27 @@ class Shims:
                 sandbox.id,
                 error,
             )
+            return state
+
+    async def _end_interrupted_starts(
+        self, sandbox: Sandbox, client: ShimClient, state: messages.PodState
+    ) -> messages.PodState:
+        """Have the shim abort the starts that still run in it. Return the shim's new state of the
+        pod.
+
+        The caller of such a start has received an error, because the connection to the shim was
+        lost, and may start the container's next attempt.
+        """
+        starting = [one.id for one in state.containers if not one.pid and one.exit is None]
+        if not starting:
+            return state
+        try:
+            for container_id in starting:
+                log.warning("container %s: its start was interrupted and is aborted", container_id)
+                await client.stop(container_id, signal.SIGKILL, 0.0)
+            return await client.state()
+        except Error as error:
+            log.error("sandbox %s: cannot abort a container's start: %s", sandbox.id, error)
             return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:

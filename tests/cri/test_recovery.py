@@ -92,6 +92,37 @@ def test_exits_during_an_outage_are_reported_afterwards(server: Server) -> None:
     assert server.pod_status(pod).state == api.SANDBOX_READY
 
 
+@pytest.mark.requirement("1.12", "11.8")
+def test_a_start_that_outlives_its_server_is_undone(tmp_path: Path) -> None:
+    """The container must not run while it is listed as CREATED, because kubelet would start another
+    one beside it."""
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    script = f"touch {begun}; until [ -e {go} ]; do sleep 0.05; done"
+    hook = {
+        "version": "1.0.0",
+        "hook": {"path": "/bin/sh", "args": ["sh", "-c", script]},
+        "when": {"always": True},
+        "stages": ["createRuntime"],
+    }
+    (tmp_path / "hook.json").write_text(json.dumps(hook))
+    with (
+        Server(settings={"containers": {"hooks_dirs": [str(tmp_path)]}}) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        server.load_image()
+        pod = server.run_pod()
+        container = server.create(pod)
+        start = pool.submit(server.start_container, container)
+        assert wait_until(begun.exists, 30)
+        server.restart(Server.kill)
+        assert isinstance(start.exception(), grpc.RpcError)
+        assert server.wait_exit(container).reason == "StartError"
+        go.touch()
+        with pytest.raises(grpc.RpcError, match="is CONTAINER_EXITED, not CONTAINER_CREATED"):
+            server.start_container(container)
+        server.remove_pod(pod)
+
+
 @pytest.mark.requirement("11.7")
 def test_names_stay_reserved_and_identical_requests_are_joined(server: Server) -> None:
     config = server.pod_config("kept")
