@@ -11,7 +11,9 @@ from tests.vm.kubelet.node import Node
 
 @pytest.fixture(scope="session")
 def node() -> Node:
-    return Node()
+    node = Node()
+    node.wait_for_service_account()
+    return node
 
 
 @pytest.fixture

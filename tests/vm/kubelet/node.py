@@ -29,6 +29,14 @@ class Node:
         self.api, self.driver = Api(), "systemd"
         self.socket = Path("/run/pyrunc/cri.sock")
 
+    def wait_for_service_account(self) -> None:
+        """Wait until the controller manager has made the namespace's service account, without which
+        the API server admits no pods."""
+        self.until(
+            lambda: self.api.get(f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts")["items"],
+            "default service account",
+        )
+
     # ---- pods
 
     def create(self, *manifests: Json) -> None:
