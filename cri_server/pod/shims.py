@@ -135,7 +135,8 @@ class Shims:
 
     async def reach(self, sandbox: Sandbox) -> bool:
         """Connect to the sandbox's shim and read the pod's state from the shim. Return whether
-        the server now has a connection to a shim that serves the pod.
+        the server now has a connection to a shim that serves the pod. Starts of containers that a
+        lost connection has interrupted are aborted.
 
         Waits up to `ANSWER_S` for the shim's answer, and longer while another shim takes over.
 
@@ -212,6 +213,9 @@ class Shims:
                 continue
             state = await self._take_over_rest(sandbox, client, state)
             state = await self._end_interrupted_starts(sandbox, client, state)
+            if client.closed:  # the shim has died meanwhile
+                await asyncio.sleep(RECONNECT_S)
+                continue
             # Before `_use`: a caller that finds the connection must find the shim's states, too.
             self._apply_state(sandbox, state)
             self._use(sandbox, client)
@@ -377,14 +381,15 @@ class Shims:
         starting = [one.id for one in state.containers if not one.pid and one.exit is None]
         if not starting:
             return state
-        try:
-            for container_id in starting:
-                log.warning("container %s: its start was interrupted and is aborted", container_id)
-                await client.stop(container_id, signal.SIGKILL, 0.0)
+        for container_id in starting:
+            log.warning("container %s: its start was interrupted and is aborted", container_id)
+        stops = [client.stop(container_id, signal.SIGKILL, 0.0) for container_id in starting]
+        for outcome in await asyncio.gather(*stops, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                log.error("sandbox %s: cannot abort a container's start: %s", sandbox.id, outcome)
+        with contextlib.suppress(Error):
             return await client.state()
-        except Error as error:
-            log.error("sandbox %s: cannot abort a container's start: %s", sandbox.id, error)
-            return state
+        return state
 
     def _still_connected(self, sandbox: Sandbox) -> ShimClient:
         """Return the connection to the shim that is taking over the pod. Raises Unavailable when

@@ -397,7 +397,8 @@ class PauseState(Record):
 
 
 class ContainerState(Record):
-    """A container in a `PodState`. `exit`: None while the container runs."""
+    """A container in a `PodState`. `exit`: None while the container runs. `pid`: 0 while the
+    container is being started, and after a failed start."""
 
     id: Id
     pid: int

@@ -17,7 +17,7 @@ from pyrunc.shim.serve import ShimServer, handler
 from pyrunc.shim.session import ExecAnswer, ProcessPipes, SupervisedContainer, SupervisedExec
 from pyrunc.shim.starter import ForkedProcess, PauseProcess, StartedProcess
 from pyrunc.shim.warn import warn
-from pyrunc.shim.worker import Worker
+from pyrunc.shim.worker import Worker, WorkerLost
 from pyrunc.timings import Timings
 
 TYPE_CHECKING = False
@@ -321,12 +321,13 @@ class ShimPod:
         self, container: SupervisedContainer, compiled: CompiledContainer, error: Exception
     ) -> None:
         """Remove what a failed start has left, write the container's exit, and run its poststop
-        hooks."""
+        hooks or the other runtime's command that deletes it."""
         self._clear_away(compiled.cgroup)
         container.failed(error)
         # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of delete.
-        # Another runtime has run its command already.
-        if compiled.poststop and compiled.file.runtime is None:
+        # The fork that starts a container by another runtime deletes it, unless it is killed.
+        is_other = compiled.file.runtime is not None
+        if isinstance(error, WorkerLost) if is_other else compiled.poststop:
             self._after_stop(container)
 
     def _new_container(self, container_id: str) -> SupervisedContainer:

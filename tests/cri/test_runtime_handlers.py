@@ -13,6 +13,7 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -371,3 +372,30 @@ def test_containers_of_a_removed_handler_can_still_be_stopped(own_server: Server
     server.stop_container(running, timeout_s=30)
     assert server.wait_exit(running).exit_code == 7
     server.remove_pod(pod)
+
+
+def test_an_interrupted_start_of_another_runtime_is_deleted(tmp_path: Path) -> None:
+    """The fork that starts the container is killed, so the shim runs the runtime's `delete`."""
+    begun, script = tmp_path / "begun", tmp_path / "runtime"
+    script.write_text(
+        f"""#!/bin/sh
+case " $* " in *" start "*) touch {begun}; sleep 3600;; esac
+exec {toolchain.runc()} "$@"
+"""
+    )
+    script.chmod(0o755)
+    with (
+        Server(settings={"runtimes.slow": {"binary": str(script)}}) as server,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        server.load_image()
+        pod = run_pod(server, "slow")
+        container = server.create(pod)
+        start = pool.submit(server.start_container, container)
+        assert wait_until(begun.exists, 30)
+        assert any(runtime_folder(server, container).iterdir())
+        server.restart(Server.kill)
+        assert isinstance(start.exception(), grpc.RpcError)
+        assert server.wait_exit(container).reason == "StartError"
+        assert wait_until(lambda: not any(runtime_folder(server, container).iterdir()), 30)
+        server.remove_pod(pod)
