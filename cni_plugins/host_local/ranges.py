@@ -48,7 +48,7 @@ class Range:
             raise CniError(
                 INVALID_CONFIG, f"{where}.gateway: {gateway} is not of the family of {subnet}"
             )
-        first, last = (min(max(end, lowest, key=int), highest, key=int) for end in (first, last))
+        first, last = _clamp(first, lowest, highest), _clamp(last, lowest, highest)
         if int(first) > int(last):
             raise CniError(INVALID_CONFIG, f"{where}: rangeStart {first} is after rangeEnd {last}")
         return cls(subnet=subnet, first=first, last=last, gateway=gateway)
@@ -161,3 +161,9 @@ def _address_in(value: object, subnet: Network, where: str) -> Address | None:
     if address is not None and address not in subnet:
         raise CniError(INVALID_CONFIG, f"{where}: {address} is not in {subnet}")
     return address
+
+
+def _clamp(address: Address, lowest: Address, highest: Address) -> Address:
+    if int(address) < int(lowest):
+        return lowest
+    return highest if int(address) > int(highest) else address

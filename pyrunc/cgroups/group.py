@@ -487,13 +487,15 @@ def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
         cgroup.write(
             directory, "cgroup.subtree_control", " ".join(f"+{name}" for name in sorted(missing))
         )
+        return
     except KernelError:
-        # One by one after a failure: the kernel takes all or none of a list.
-        for name in sorted(missing):
-            try:
-                cgroup.write(directory, "cgroup.subtree_control", f"+{name}")
-            except KernelError:
-                pass
+        pass
+    # One by one after a failure: the kernel takes all or none of a list.
+    for name in sorted(missing):
+        try:
+            cgroup.write(directory, "cgroup.subtree_control", f"+{name}")
+        except KernelError:
+            pass
 
 
 def _remove_empty_parents(directory: str) -> None:

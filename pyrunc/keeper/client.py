@@ -85,15 +85,24 @@ class StoredEntry(Value):
             raise
 
 
+class OrphanExit(Value):
+    """How a process ended. `status`: its wait status (wait(2)); `time_ns`: wall-clock time of the
+    end in ns."""
+
+    status: int
+    time_ns: int
+
+
 class _Answer:
     """The keeper's answer to a call. The caller closes its descriptors."""
 
-    __slots__ = ("count", "data", "fds", "pid", "status")
+    __slots__ = ("count", "data", "fds", "pid", "status", "time_ns")
 
     def __init__(self, head: tuple[int, ...], data: bytes, fds: list[int]) -> None:
         self.pid = head[4]
         self.status = head[5]
         self.count = head[6]
+        self.time_ns = head[8]
         self.data, self.fds = data, fds
 
 
@@ -251,12 +260,11 @@ class Keeper:
         answer = self._ask(_Request(START, "", data, list(fds.values()), count=len(arguments)))
         return answer.pid, answer.fds[0]
 
-    def exit_of(self, pid: int, start_time: int) -> int | None:
-        """Return the wait status (wait(2)) of a process that has ended: an orphan that the keeper
-        has reaped, or a process that `post_note` reported. None if the keeper does not know the
-        exit, or no longer stores it."""
+    def exit_of(self, pid: int, start_time: int) -> OrphanExit | None:
+        """Return how a process ended: an orphan that the keeper has reaped, or a process that
+        `post_note` reported. None if the keeper does not know the exit, or no longer stores it."""
         answer = self._ask_for_entry(_Request(EXIT, process=(pid, start_time)))
-        return None if answer is None else answer.status
+        return None if answer is None else OrphanExit(answer.status, answer.time_ns)
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:
         """Send a request and return the keeper's answer. None when the keeper has no such entry or

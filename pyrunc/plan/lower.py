@@ -90,12 +90,16 @@ def _number_descriptors(ops: Iterable[Op], first: int) -> dict[str, int]:
     others."""
     names: dict[str, None] = {}
     for op in ops:
-        for name in NEEDS.get(type(op), lambda op: ())(op):
+        for name in NEEDS.get(type(op), _none)(op):
             names[name] = None
     # First, so that its number is the same in all plans: fragments of the cache refer to it.
     if "root" in names:
         names = {"root": None, **names}
     return {name: first + i for i, name in enumerate(names)}
+
+
+def _none(op: Any) -> tuple[str, ...]:
+    return ()
 
 
 CALLS: dict[type, Callable[[Lowering, Any], None]] = {**lower_mount.CALLS, **lower_process.CALLS}

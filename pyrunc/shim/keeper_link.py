@@ -89,9 +89,10 @@ class KeeperLink:
         if status is not None:
             return status
         try:
-            return self._call(lambda keeper: keeper.exit_of(pid, start_time))
+            record = self._call(lambda keeper: keeper.exit_of(pid, start_time))
         except Error:
             return None
+        return None if record is None else record.status
 
     def note_exit(self, pid: int, start_time: int, status: int) -> None:
         """Store the wait status of our child in the keeper. If this shim is killed before it has

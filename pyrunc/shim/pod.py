@@ -325,9 +325,11 @@ class ShimPod:
         self._clear_away(compiled.cgroup)
         container.failed(error)
         # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of delete.
-        # The fork that starts a container by another runtime deletes it, unless it is killed.
-        is_other = compiled.file.runtime is not None
-        if isinstance(error, WorkerLost) if is_other else compiled.poststop:
+        must_clean_up = compiled.poststop
+        if compiled.file.runtime is not None:
+            # The fork that starts a container by another runtime deletes it, unless it is killed.
+            must_clean_up = isinstance(error, WorkerLost)
+        if must_clean_up:
             self._after_stop(container)
 
     def _new_container(self, container_id: str) -> SupervisedContainer:

@@ -114,5 +114,4 @@ def nothing_left(server: Server) -> None:
             and not path.name.startswith(("lock", "last_"))
         ]
 
-    wait_until(lambda: not left(), timeout_s=10)
-    assert not left()
+    assert wait_until(lambda: not left(), timeout_s=10), left()
