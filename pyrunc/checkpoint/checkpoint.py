@@ -2,22 +2,23 @@
 then ends.
 
 The runtime names external resources to CRIU, which neither saves nor recreates these: bind mounts,
-masked files, and network and pid namespaces that have a path. The names of descriptors 0 to 2 are
-stored beside the images. By these names, `restore` replaces pipes and files of the host by its own
-standard streams. Source: https://criu.org/External_resources.
+masked files, network and pid namespaces that have a path, and the host's files that the container
+got as standard streams. The names of these streams are stored beside the images. By these names,
+`restore` replaces pipes and files of the host by its own standard streams. Source:
+https://criu.org/External_resources.
 """
 
 from __future__ import annotations
 
 import os
-from stat import S_ISDIR, S_ISREG
+from stat import S_ISDIR
 
 from pyrunc import atomic_file, jsontext
 from pyrunc.checkpoint import criu, criu_images
 from pyrunc.container import status
 from pyrunc.errors import InvalidArgument, KernelError, NotFound, PeerError, Unsupported
 from pyrunc.kernel.credential import is_machine_root
-from pyrunc.kernel.fd import closing_fd, read_file
+from pyrunc.kernel.fd import closing_fd, read_file, stream_name
 from pyrunc.kernel.path import clean, open_in_root, resolve
 from pyrunc.plan.devices import DEFAULT
 from pyrunc.plan.mounts import is_bind
@@ -138,7 +139,7 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
         criu_images.check_log(work, options.work_path or state.folder, LOG)
         _check_parent(images, dump.parent_path)
         # Before the dump, which ends the processes.
-        streams = standard_streams(state.pid)
+        streams = standard_streams(state)
         if not dump.pre_dump:
             atomic_file.write_bytes(
                 f"{options.image_path}/{criu_images.DESCRIPTORS}", jsontext.dumps(streams).encode()
@@ -198,31 +199,20 @@ def _check_parent(images: int, parent: str) -> None:
             ) from None
 
 
-def standard_streams(pid: int) -> list[str]:
-    """Return the names of a process's descriptors 0 to 2 as in /proc: `pipe:[12]`, `/dev/null`;
-    "" for a closed one.
-
-    A file on a mount outside the container is named as CRIU names it: `file[mount:inode]`, both in
-    hex.
-    """
-    own = {line.split(b" ", 1)[0] for line in read_file(f"/proc/{pid}/mountinfo").splitlines()}
-    return [_stream(pid, number, own) for number in range(3)]
-
-
-def _stream(pid: int, number: int, own: set[bytes]) -> str:
-    path = f"/proc/{pid}/fd/{number}"
-    try:
-        file_status = os.stat(path)
-        if S_ISREG(file_status.st_mode):
-            lines = read_file(f"/proc/{pid}/fdinfo/{number}").splitlines()[:4]
-            fields = dict(line.split(b":") for line in lines)
-            mount = fields[b"mnt_id"].strip()
-            # A file of the host that was passed as stdio: its mount is in no list that CRIU reads.
-            if mount not in own:
-                return f"file[{int(mount):x}:{file_status.st_ino:x}]"
-        return os.readlink(path)
-    except OSError:
-        return ""
+def standard_streams(state: State) -> list[str]:
+    """Return the names of the streams that the container got as descriptors 0 to 2, by
+    `stream_name`. "" also for a file on a mount in the container's mount namespace, which CRIU
+    finds by its path."""
+    # A shell redirects its own descriptors for a moment when it runs `echo > file`, so those of the
+    # running process may not be the streams that it got. State files of earlier versions have no
+    # streams.
+    streams = state.streams
+    if streams is None:
+        streams = [stream_name(number, str(state.pid)) for number in range(3)]
+    # Lines end with \n only: a path in mountinfo may have \r.
+    lines = read_file(f"/proc/{state.pid}/mountinfo").split(b"\n")
+    own = {f"file[{int(line.split(b' ', 1)[0]):x}:" for line in lines if line}
+    return ["" if stream[: stream.find(":") + 1] in own else stream for stream in streams]
 
 
 def configuration_file(state: State) -> Fields:

@@ -15,7 +15,7 @@ from pyrunc.container import status
 from pyrunc.container.state import State
 from pyrunc.errors import InvalidSpec, NotFound
 from pyrunc.kernel.credential import outer_uid
-from pyrunc.kernel.fd import read_file
+from pyrunc.kernel.fd import read_file, stream_name
 from pyrunc.spec.value import Value
 from pyrunc.undo import Undo
 
@@ -206,7 +206,15 @@ def _first_record(
         owner_uid=owner_uid,
         cgroup=_expected_cgroup(container_id, spec, create_options),
         keyring=keyring_name(container_id) if create_options.keyring else "",
+        streams=_streams(spec),
     )
+
+
+def _streams(spec: Spec) -> list[str]:
+    """Return the names of the streams that the container gets from this process."""
+    if spec.process is not None and spec.process.terminal:
+        return [""] * 3
+    return [stream_name(number) for number in range(3)]
 
 
 def _expected_cgroup(

@@ -30,6 +30,7 @@ from pyrunc.records import RecordFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from typing import Any
 
     from pyrunc.cgroups.group import Cgroup
@@ -104,6 +105,8 @@ class State(RecordFile):
     - `keyring`: name of the session keyring that an exec joins, empty for none
     - `started_at_ns`: wall-clock time of the start. Only for a container of a pod, whose shim
       writes the state.
+    - `streams`: the names of descriptors 0 to 2 that the container was created with
+      (`kernel.fd.stream_name`); None in a file of an earlier version
     """
 
     name = STATE
@@ -122,6 +125,7 @@ class State(RecordFile):
     complete: bool = False
     keyring: str = ""
     started_at_ns: int | None = None
+    streams: Sequence[str] | None = None
 
     @classmethod
     def of_spec(cls, container_id: str, folder: str, bundle: str, spec: Spec) -> State:

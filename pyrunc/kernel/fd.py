@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 from _socket import SCM_RIGHTS, SOL_SOCKET
+from _stat import S_ISREG
 from struct import Struct
 
 from pyrunc.abi.file import (
@@ -96,6 +97,25 @@ class short_path:
 
     def __exit__(self, *_: object) -> None:
         os.close(self._number)
+
+
+def stream_name(number: int, pid: str = "self") -> str:
+    """Return CRIU's name of a process's descriptor: `pipe:[inode]` for a pipe, `file[mount:inode]`
+    for a regular file, both numbers in hex. "" for another kind, and for a closed descriptor.
+    Source: https://criu.org/Inheriting_FDs_on_restore."""
+    path = f"/proc/{pid}/fd/{number}"
+    try:
+        target = os.readlink(path)
+        if target.startswith("pipe:["):
+            return target
+        status = os.stat(path)
+        if S_ISREG(status.st_mode):
+            lines = read_file(f"/proc/{pid}/fdinfo/{number}").splitlines()
+            mount = next(line for line in lines if line.startswith(b"mnt_id:"))
+            return f"file[{int(mount.split()[1]):x}:{status.st_ino:x}]"
+    except OSError:
+        pass
+    return ""
 
 
 def close_all(numbers: Iterable[int]) -> None:

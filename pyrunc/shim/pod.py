@@ -7,7 +7,7 @@ import signal
 
 from pyrunc.cgroups.group import Cgroup
 from pyrunc.errors import AlreadyExists, Error, InvalidArgument, NotFound, WrongState
-from pyrunc.kernel.fd import close_all
+from pyrunc.kernel.fd import close_all, stream_name
 from pyrunc.launch.run import drive
 from pyrunc.shim import compile, messages
 from pyrunc.shim.loop import LaunchSteps
@@ -359,8 +359,8 @@ class ShimPod:
                 process.discard()
                 failed(error)
                 return
+            _record(container, compiled.state, streams)
             streams.close_theirs()
-            _record(container, compiled.state)
             parts.end("record")
             self._pods.keeper.put(messages.StoredContainer.name_of(container.id), container.store)
             started = messages.ContainerStarted(
@@ -765,7 +765,7 @@ def _outcome(process: StartedProcess) -> tuple[Message, list[int]]:
     return started.to_fields(), fds
 
 
-def _record(container: SupervisedContainer, state: State) -> None:
+def _record(container: SupervisedContainer, state: State, streams: ProcessPipes) -> None:
     """Write the container's state.json. `pyrunc` reads it, and so does a restarted server that
     finds no shim."""
     try:
@@ -774,6 +774,7 @@ def _record(container: SupervisedContainer, state: State) -> None:
             start_time=container.start_time,
             started_at_ns=container.started_at_ns,
             cgroup=container.group.record(),
+            streams=[stream_name(number) for number in streams.stdio],
         )
     except OSError as error:
         warn(f"container {container.id}: cannot write {messages.STATE_RECORD}: {error}")

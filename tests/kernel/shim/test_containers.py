@@ -239,10 +239,13 @@ async def test_a_container_is_the_shims_child_and_leaves_nothing(pod: TestPod) -
         Path(f"/proc/{started.pid}/stat").read_text().rpartition(")")[2].split()[19]
     )
     await until(lambda: pod.logged("a") == b"hello\n0\n")
+    streams = ["", *(os.readlink(f"/proc/{started.pid}/fd/{number}") for number in (1, 2))]
+    assert all(stream.startswith("pipe:[") for stream in streams[1:])
     assert (await pod.client.stop("a", signal.SIGTERM, 0)).signal == 9
     await until(lambda: not pod.cgroup("a").exists())
     record = json.loads((pod.containers / "a" / "state.json").read_text())
     assert (record["pid"], record["start_time"]) == (started.pid, started.start_time)
+    assert record["streams"] == streams
 
 
 async def test_the_start_error_of_a_missing_program_has_the_errno_text_of_execve(

@@ -47,6 +47,13 @@ def test_the_previous_version_and_this_one_read_each_others_state(tmp_path: Path
     assert again == EARLIER
 
 
+def test_the_streams_of_a_container_are_kept(tmp_path: Path) -> None:
+    write(tmp_path)
+    assert states.find(str(tmp_path), "c").streams is None
+    write(tmp_path, streams=["", "pipe:[1]", "file[2:3]"])
+    assert states.find(str(tmp_path), "c").streams == ["", "pipe:[1]", "file[2:3]"]
+
+
 def test_the_state_of_a_create_that_was_killed_has_no_process(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     State("c", str(tmp_path / "c")).save()

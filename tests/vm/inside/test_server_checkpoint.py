@@ -101,6 +101,19 @@ def test_an_archive_has_the_documented_content(server: Server, tmp_path: Path) -
 
 
 @pytest.mark.slow
+def test_a_redirected_stream_continues_in_the_log(server: Server, tmp_path: Path) -> None:
+    """During the checkpoint the shell has its own file as stdout and stderr."""
+    wait = "until [ -e /go ]; do sleep 0.1; done >/own 2>/own"
+    script = f"{wait}; while :; do echo after; sleep 0.1; done"
+    first = server.launch(server.run_pod(), config(server, script))
+    assert wait_until(lambda: "own" in server.output(first, "ls", "/"), 30, 0.2)
+    archive = checkpoint(server, first, tmp_path / "a.tar")
+    again = restore(server, archive, config(server, script))
+    server.output(again, "touch", "/go")
+    assert wait_until(lambda: "after" in server.log_lines(again), 30, 0.2)
+
+
+@pytest.mark.slow
 def test_mounts_come_from_the_new_request(server: Server, tmp_path: Path) -> None:
     """The archive has no content of volumes: the container sees the volumes of the new pod."""
     volumes = [tmp_path / name for name in ("old", "new")]

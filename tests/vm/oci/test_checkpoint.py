@@ -167,6 +167,26 @@ def test_mounts_at_links_of_the_image_are_restored(container: Container) -> None
     assert container.sh("ls /var/run/secrets; cat /file").stdout.split() == ["token"]
 
 
+def test_a_file_of_the_host_as_stdout_is_replaced_after_a_redirection(
+    container: Container,
+) -> None:
+    """The host's file is a stream of the container, although the shell has its own file at
+    descriptor 1 during the checkpoint."""
+    script = "until [ -e /go ]; do sleep 0.1; done >/own; while :; do echo after; sleep 0.1; done"
+    container.make("sh", "-c", script)
+    container.run()
+    assert wait_until((container.bundle / "rootfs/own").exists, 30, 0.2)
+    container.pyrunc("checkpoint", *images(container), container.id)
+    (container.bundle / "rootfs/go").touch()
+    output = container.folder / "output"
+    words = ["restore", "-d", "--bundle", container.bundle, *images(container), container.id]
+    with open(output, "wb") as stdout:
+        subprocess.run(
+            [commands.PYRUNC, *words], stdin=subprocess.DEVNULL, stdout=stdout, check=True
+        )
+    assert wait_until(lambda: "after\n" in output.read_text(), 30, 0.2)
+
+
 def test_leave_running_keeps_the_container_running(container: Container) -> None:
     container.make("sh", "-c", COUNT)
     container.run()
@@ -209,19 +229,20 @@ def test_a_paused_container_can_be_checkpointed(container: Container) -> None:
     wait_beyond(container, at_dump)
 
 
-def test_an_attached_restore_uses_new_pipes(container: Container) -> None:
-    """Output after the restore comes from `restore`, whose exit code is the program's."""
-    container.make(
-        "sh",
-        "-c",
-        "echo before; touch /said; until [ -e /go ]; do sleep 0.1; done; echo after; exit 3",
-    )
+@pytest.mark.parametrize("redirection", ["", ">/own 2>/own"])
+def test_an_attached_restore_uses_new_pipes(container: Container, redirection: str) -> None:
+    """Output after the restore comes from `restore`, whose exit code is the program's. At the
+    checkpoint the shell may have its own files as descriptors 1 and 2."""
+    wait = f"until [ -e /go ]; do sleep 0.1; done {redirection}"
+    container.make("sh", "-c", f"echo before; touch /said; {wait}; echo after; exit 3")
     runtime = [str(commands.PYRUNC), "run", "--bundle", str(container.bundle), container.id]
     with subprocess.Popen(
         runtime, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as running:
         try:
             assert wait_until((container.bundle / "rootfs/said").exists, 30, 0.2)
+            if redirection:
+                assert wait_until((container.bundle / "rootfs/own").exists, 30, 0.2)
             container.pyrunc("checkpoint", *images(container), container.id)
             assert running.communicate(timeout=60)[0] == b"before\n"
         finally:

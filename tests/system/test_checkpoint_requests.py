@@ -1,17 +1,20 @@
-"""The mounts that `checkpoint` and `restore` name to CRIU, seen by a program in its place."""
+"""The mounts and streams that `checkpoint` and `restore` name to CRIU, seen by a program in its
+place."""
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pyrunc.checkpoint.checkpoint import external_mount
-from pyrunc.checkpoint.criu import message
+from pyrunc.checkpoint.criu import EXTERNAL, message
 from tests.support import bundle
-from tests.system.harness import Box, Runtime
+from tests.system.harness import Box, Runtime, eventually
 
 DESTINATIONS = ("/var/run/secrets", "/data", "/data/link", "/etc/resolv.conf")
 
@@ -80,3 +83,40 @@ def test_a_mount_at_a_link_has_the_same_key_in_dump_and_restore(
     restore = request_file.read_bytes()
     for number, key in enumerate(keys):
         assert message([external_mount(key, str(tmp_path / str(number)))]) in restore
+
+
+def test_a_redirected_stream_has_its_first_name(
+    runtime: Runtime, request_file: Path, tmp_path: Path
+) -> None:
+    """At the time of the checkpoint the program has files of its own as stdout and stderr."""
+    if not runtime.is_pyrunc:
+        pytest.skip("our requests")
+    box = runtime.box("sh", "-c", "echo begin; exec >/dev/shm/out 2>/dev/shm/err; exec sleep 60")
+    file = tmp_path / "stdout"
+    reading, writing = os.pipe()
+    try:
+        with open(file, "wb") as stdout:
+            command = runtime.command("run", "--detach", "--bundle", str(box.folder), box.id)
+            subprocess.run(
+                command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=writing, check=True
+            )
+            mount_id = mount_of(stdout.fileno())
+        eventually(lambda: Path(f"/proc/{box.pid}/cmdline").read_bytes() == b"sleep\x0060\x00")
+        assert os.readlink(f"/proc/{box.pid}/fd/1") == "/dev/shm/out"
+        images = tmp_path / "images"
+        runtime("checkpoint", "--image-path", str(images), box.id).fails("criu")
+        name = f"file[{mount_id:x}:{file.stat().st_ino:x}]"
+        assert message([(EXTERNAL, name)]) in request_file.read_bytes()
+        streams = json.loads((images / "descriptors.json").read_text())
+        assert streams == ["", name, f"pipe:[{os.fstat(writing).st_ino}]"]
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def mount_of(number: int) -> int:
+    """Return the id of the mount of a descriptor's file."""
+    fields = dict(
+        line.split(":\t") for line in Path(f"/proc/self/fdinfo/{number}").read_text().splitlines()
+    )
+    return int(fields["mnt_id"])
