@@ -180,9 +180,14 @@ def test_a_file_of_the_host_as_stdout_is_replaced_after_a_redirection(
     (container.bundle / "rootfs/go").touch()
     output = container.folder / "output"
     words = ["restore", "-d", "--bundle", container.bundle, *images(container), container.id]
+    # CRIU requires that the new file has the mode of the old one, for stderr too.
     with open(output, "wb") as stdout:
         subprocess.run(
-            [commands.PYRUNC, *words], stdin=subprocess.DEVNULL, stdout=stdout, check=True
+            [commands.PYRUNC, *words],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=subprocess.STDOUT,
+            check=True,
         )
     assert wait_until(lambda: "after\n" in output.read_text(), 30, 0.2)
 
