@@ -6,9 +6,9 @@ quote is the ratio to runc, the milliseconds belong to this machine and this hou
 a process that starts, works and ends, as its callers have it: no process of a runtime stays between
 two commands. The second table is processor time, which depends less on other work of the machine.
 
-runc is built from its module (the peer of `make bench`); crun is the machine's. Their state is on a
-tmpfs, like /run on a machine that systemd has booted. Debian's crun refuses a host that has both
-cgroup trees, so there it runs in a mount namespace without the v2 tree.
+runc and crun are those of `make bench`. Their state is on a tmpfs, like /run on a machine that
+systemd has booted. crun refuses a host that has both cgroup trees, so there it runs in a mount
+namespace without the v2 tree; the time to enter the namespace is not counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.support import bundle, toolchain
+from tests.support import bundle, crio, toolchain
 
 SPAWN = Path(__file__).parent / "spawn.c"
 UNIFIED = "/sys/fs/cgroup/unified"
@@ -177,10 +177,10 @@ def sides(folder: Path) -> Iterator[list[Side]]:
             Side("runc", [str(toolchain.peer() / "bin/runc")], folder / "runc"),
             Side("pyrunc", bundle.runtime(), folder / "pyrunc"),
         ]
-        if crun := shutil.which("crun"):
-            all_sides.append(
-                Side("crun", [crun], folder / "crun", stack.enter_context(without_the_v2_tree()))
-            )
+        crun = [str(crio.peer() / "crun")]
+        all_sides.append(
+            Side("crun", crun, folder / "crun", stack.enter_context(without_the_v2_tree()))
+        )
         for side in all_sides:
             stack.enter_context(side.container())
         yield all_sides
