@@ -1,4 +1,5 @@
-"""The differences of two configurations, and which of them a running server applies."""
+"""Compares two configurations: lists the keys with a new value, and says for each whether a running
+server applies the new value."""
 
 from __future__ import annotations
 

@@ -54,14 +54,14 @@ def load_with_origins(
     """Load `path`, its drop-ins and `overrides`; return the configuration, and which file set each
     key.
 
-    `also` yields the errors of further checks, such as limits of this machine. Raises InvalidSpec
-    for the first error, with `FILE:LINE`.
+    `also` checks the merged configuration further, for example against this machine, and yields
+    errors. Raises InvalidSpec for the first error, with `FILE:LINE`.
     """
     files = sources.read(path or DEFAULT_PATH, required=path is not None)
     values: dict[str, Any] = {}
     origins: dict[Key, ConfigSource | None] = {}
     for source in files:
-        # Each file is checked before the merge, whose errors could not name file and line.
+        # Each file is checked before the merge: a later check could not name file and line.
         for _, problem in problems(source):
             raise problem
         sources.merge(values, source.values, source, origins)
@@ -97,8 +97,7 @@ def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[
 
 
 def problems(source: ConfigSource) -> Iterator[tuple[Key, InvalidSpec]]:
-    """Yield each unknown key of a file, and each key whose value has a wrong type, with its
-    error."""
+    """Yield (key, error) for each key of a file that is unknown or whose value has a wrong type."""
     from cri_server.config.unknown import unknown_keys
 
     unknown = dict(unknown_keys(source.values))
@@ -121,8 +120,8 @@ def _nested(key: Key, value: Any) -> dict[str, Any]:
 
 
 def _without(values: dict[str, Any], keys: Collection[Key], before: Key = ()) -> dict[str, Any]:
-    """Return a copy of the nested tables `values` without `keys`, which begin at the top level.
-    `before` is the key of the table `values`."""
+    """Return a copy of the nested tables `values` without `keys`. All keys are full, from the top
+    level of the file; `before` is the full key of the table `values` itself."""
     return {
         name: _without(value, keys, (*before, name)) if isinstance(value, dict) else value
         for name, value in values.items()
@@ -150,8 +149,8 @@ def _choices(key: str) -> list[str]:
 
 
 def _with_place(error: InvalidSpec, origins: Mapping[Key, ConfigSource | None]) -> InvalidSpec:
-    """Return the error of a check with `FILE:LINE` or `command line` in front of its key; unchanged
-    if the key has its default."""
+    """Return the error of a check with `FILE:LINE` or `command line` in front of its key. The error
+    stays unchanged if neither a file nor the command line set the key."""
     place = _place(tuple(re.sub(r"\[.*", "", error.path).split(".")), origins)
     return error if place == DEFAULT else InvalidSpec(f"{place}: {error.path}", error.detail)
 
