@@ -1,5 +1,5 @@
-"""A job that runs the doctor's read-only checks, so that the server does not import them: with
-YAML, which kubelet's configuration needs, they take 2 MiB."""
+"""Runs the doctor's read-only checks as a job, in a process that the zygote forks. The server does
+not import the checks: with YAML, for kubelet's configuration, they would take 2 MiB."""
 
 from __future__ import annotations
 

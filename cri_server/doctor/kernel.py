@@ -109,8 +109,8 @@ def seccomp(host: Machine) -> Iterator[CheckResult]:
 
 
 def modules(host: Machine) -> Iterator[CheckResult]:
-    """Check that overlay is available, and that br_netfilter is loaded and passes packets over
-    bridges to the firewall."""
+    """Check that the file system overlay is available, and that br_netfilter is loaded and passes
+    bridged packets to the firewall."""
     if re.search(r"^nodev\toverlay$", host.text("/proc/filesystems"), re.MULTILINE):
         yield fine("module-overlay", "overlay")
     else:

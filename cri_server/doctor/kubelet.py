@@ -1,8 +1,8 @@
 """Checks kubelet on this machine: whether it uses this server, and whether both have the same
 cgroup driver.
 
-The settings are those of the running kubelet's command line in /proc, or else those of its systemd
-unit with drop-ins.
+kubelet's command line is that of the running process (/proc), or else that of the systemd unit with
+its drop-ins.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cri_server.doctor import cgroups
 from cri_server.doctor.model import CheckResult, Machine, fine, note, warning, wrong
 from cri_server.systemd.units import service_settings, unit_files
 
-# kubelet has this default, and cgroupfs for cgroupDriver below.
+# This is kubelet's default. Its default for cgroupDriver (below) is cgroupfs.
 DEFAULT_ENDPOINT = "unix:///run/containerd/containerd.sock"
 ENDPOINT, DRIVER = "container-runtime-endpoint", "cgroup-driver"
 # k3s, rke2 and k0s run kubelet within their own process
@@ -49,9 +49,9 @@ def kubelet(host: Machine) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
-    """Return whether kubelet waits for kubeadm to configure it. In this case its command line,
-    parsed to `flags`, has a bootstrap-kubeconfig. None of the files that the flags config,
-    kubeconfig and bootstrap-kubeconfig name exists yet."""
+    """Return whether kubelet waits for kubeadm to configure it: its command line has the flag
+    bootstrap-kubeconfig, and the files that the flags config, bootstrap-kubeconfig and kubeconfig
+    name do not exist yet. `flags`: the parsed command line."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written
@@ -154,8 +154,8 @@ def _flags(arguments: list[str]) -> dict[str, str]:
 
 
 def _settings(host: Machine, path: str) -> tuple[dict[str, Any], str]:
-    """Return the settings in kubelet's configuration file, and the reason why the file cannot be
-    used ("" if it can). Without usable settings returns {}. An empty `path` is no error."""
+    """Read kubelet's configuration file. Return its settings and "", or {} and the reason why the
+    file cannot be used. For an empty `path` return {} and ""."""
     if not path:
         return {}, ""
     import yaml  # imported only where there is a kubelet

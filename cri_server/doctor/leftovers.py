@@ -93,8 +93,8 @@ def mounts(host: Machine) -> Iterator[CheckResult]:
 
 
 def names(host: Machine) -> Iterator[CheckResult]:
-    """Look in `netns_dir` for network namespaces with the name of a sandbox that this server does
-    not have: there is no record, state folder or network record of this name."""
+    """Look in `netns_dir` for leftover network namespaces: their files are named like a sandbox,
+    but the server has no record, state folder or network record of this name."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
     recorded = {
         *records_in(paths.sandbox_records),
@@ -169,7 +169,7 @@ def records(host: Machine) -> Iterator[CheckResult]:
 
 
 def _shims(host: Machine) -> dict[str, int]:
-    """Return the pid of each running shim by the id of its sandbox."""
+    """Return the running shims: a dict from the sandbox's id to the shim's pid."""
     pids = {}
     states = _paths(host).sandbox_states
     for name in entries(states):

@@ -37,7 +37,7 @@ class CheckResult:
     remedy: str = ""
 
     def to_json(self) -> dict[str, str]:
-        """Return the object of `doctor --json`, whose keys scripts rely on."""
+        """Return the object that `doctor --json` prints. Scripts rely on its keys."""
         return {
             "code": self.code,
             "level": self.level.name.lower(),
@@ -58,12 +58,12 @@ def note(code: str, observation: str, effect: str, remedy: str = "") -> CheckRes
 
 
 def warning(code: str, observation: str, effect: str, remedy: str = "") -> CheckResult:
-    """Return a problem with which some pods fail or are slow."""
+    """Return a result of level WARNING: some pods fail or are slow."""
     return CheckResult(code, Level.WARNING, observation, effect, remedy)
 
 
 def wrong(code: str, observation: str, effect: str, remedy: str) -> CheckResult:
-    """Return a problem with which the machine cannot be a node."""
+    """Return a result of level WRONG: the machine cannot be a node."""
     return CheckResult(code, Level.WRONG, observation, effect, remedy)
 
 
@@ -82,7 +82,7 @@ class Machine:
         return self.path("/run/systemd/system").is_dir()
 
     def service(self, verb: str, unit: str, otherwise: str) -> str:
-        """Return the command that starts or restarts a unit; `otherwise` without systemd."""
+        """Return the command `systemctl VERB UNIT`; without systemd return the text `otherwise`."""
         return f"systemctl {verb} {unit}" if self.has_systemd else otherwise
 
     def path(self, path: str | Path) -> Path:
@@ -98,8 +98,8 @@ class Machine:
             return ""
 
     def number(self, path: str | Path) -> int | None:
-        """Return the number that a file consists of; None if it cannot be read or has other
-        text."""
+        """Return the content of a file as an integer; None if the file cannot be read or contains
+        anything else."""
         text = self.text(path)
         return int(text) if text.lstrip("-").isdecimal() else None
 

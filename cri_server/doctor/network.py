@@ -16,7 +16,7 @@ from cri_server.network.leases import usage
 from pyrunc.errors import Error
 from pyrunc.kernel.mountinfo import mount_points
 
-FEW_LEFT = 0.9  # the share of taken addresses from which on doctor warns
+FEW_LEFT = 0.9  # doctor warns when this share of the addresses is taken
 NFT_S = 10.0
 
 
