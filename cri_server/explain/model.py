@@ -1,4 +1,4 @@
-"""A page of `explain`, and the search for the pages of a message."""
+"""A page of `explain`, and the search for the pages that explain a message."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""The pages of pages.toml, the name of an error's page, and the text of docs/errors.md, which
-`python -m cri_server.explain.pages` prints."""
+"""Loads the pages of pages.toml, and names the page of an error.
+
+`python -m cri_server.explain.pages` prints docs/errors.md, the text of all pages.
+"""
 
 from __future__ import annotations
 

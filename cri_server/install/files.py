@@ -1,4 +1,5 @@
-"""Lists the files of a node other than the executables, with their paths and texts."""
+"""Lists the files that an installation writes, with their paths and texts; the executables are not
+among them."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ def local(program: str) -> Layout:
 
 
 def files(layout: Layout, programs: Mapping[str, click.Group]) -> Iterator[NodeFile]:
-    """Yield all files to install. `programs`: the click commands by the name of the executable,
-    from which manual pages and completion scripts are generated."""
+    """Yield all files to install. `programs` maps the name of each executable to its click command;
+    manual pages and completion scripts are generated from these commands."""
     settings, share = layout.settings, f"{layout.prefix}/share"
     yield NodeFile(
         f"{settings}/systemd/system/{UNIT}", data(UNIT).replace("@PROGRAM@", layout.program)

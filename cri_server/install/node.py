@@ -41,7 +41,7 @@ from cri_server.store.paths import Paths
 from pyrunc.errors import Error, WrongState
 from pyrunc.kernel.mountinfo import mount_points
 
-PODS = "/var/lib/pyrunc-pods"  # of the pods of `run` (cri_server.cli.manifest.folders)
+PODS = "/var/lib/pyrunc-pods"  # files of the pods of `run` (cri_server.cli.manifest.folders)
 RECORD = "/var/lib/pyrunc/installed.json"
 PACKAGE = "/usr/lib/pyrunc"  # the modules of the Debian package, which installs the rest itself
 PACKAGED_PLUGINS = f"{PACKAGE}/cni"
@@ -55,9 +55,9 @@ SYSTEMD = Path("/run/systemd/system")
 class InstallRecord(msgspec.Struct, kw_only=True):
     """What an installation has written (`installed.json`).
 
-    - `files`: the SHA-256 of each file's content ("" for a link) by path.
+    - `files`: {path: SHA-256 of the file's content, "" for a link}.
     - `folders`: the folders that the installation created.
-    - `keep`: files that belong to the administrator once they are changed.
+    - `keep`: files that an uninstallation without purge keeps if they were changed.
     """
 
     version: int = 1
@@ -72,7 +72,7 @@ class InstallRequest:
 
     - `root`: the root directory of the machine to install; if it is not /, no command is run.
     - `scripts`: the folder of the executables; None if a package has installed them.
-    - `programs`: the click commands by the name of the executable.
+    - `programs`: {name of an executable: its click command}.
     """
 
     root: Path
@@ -224,8 +224,8 @@ def _files(request: InstallRequest) -> Iterator[Action]:
 
 
 def _is_changed(root: Path, path: str, content: bytes) -> bool:
-    """Return whether the file exists, and its content is neither `content` nor what an earlier
-    installation wrote."""
+    """Return whether the administrator has changed the file: it exists, and its content is neither
+    `content` nor that of an earlier installation."""
     file = beneath(root, path)
     if not file.exists() or read(file) == content:
         return False
@@ -233,8 +233,8 @@ def _is_changed(root: Path, path: str, content: bytes) -> bool:
 
 
 def _plugins(request: InstallRequest) -> Iterator[Action]:
-    """Yield the actions that install the CNI plugins as executables, which other runtimes and
-    delegating plugins need; the server has them built in."""
+    """Yield the actions that install the CNI plugins as executables, for other runtimes and for
+    plugins that delegate to them. The server itself has the plugins built in."""
     for name in builtin.MODULES:
         path = f"{PLUGINS}/{name}"
         if not _is_free_for_ours(beneath(request.root, path)):
@@ -311,9 +311,8 @@ def _removal(root: Path, path: str, digest: str, keep_changes: bool) -> Action:
 
 
 def _data(root: Path) -> list[Action]:
-    """Return the actions that remove all data. The OCI runtime uses /run/pyrunc, too. So only the
-    socket and the compiled seccomp filters are removed there, and the folder itself if it is then
-    empty."""
+    """Return the actions that remove all data. In /run/pyrunc, which the OCI runtime uses too, they
+    remove only the socket and the compiled seccomp filters, and the folder if it is then empty."""
     settings = _settings(root)
     socket = str(settings.socket_path)
     whole = [Remove(path, whole=True) for path in _folders(settings)]

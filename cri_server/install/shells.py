@@ -1,8 +1,8 @@
 """Completion scripts for bash, zsh and fish, made by click. pyrunc replaces the script for bash,
 and the end of the script for zsh.
 
-The scripts run the executable that they complete. It knows its commands and, for some arguments,
-the existing objects.
+A script calls the executable whose command line it completes: the executable knows its commands
+and, for some arguments, the existing objects.
 """
 
 from __future__ import annotations
