@@ -62,9 +62,9 @@ def load(folder: str, config: str = "") -> Bundle:
 
 
 def _strip_root(document: dict[str, Any], spec: Spec, folder: str) -> bool:
-    """Make mount destinations that begin with the path of the container's root directory relative
-    to the root, as runc does. Change them in the configuration `document`, from which other
-    commands read them later. Returns whether any has changed. `folder`: the bundle."""
+    """Remove the path of the container's root directory from the beginning of mount destinations,
+    as runc does. The configuration `document`, which other commands read later, is changed. Returns
+    whether any destination has changed. `folder`: the bundle."""
     assert spec.root is not None
     root = os.path.abspath(os.path.join(folder, spec.root.path))
     changed = False
@@ -79,12 +79,12 @@ def _strip_root(document: dict[str, Any], spec: Spec, folder: str) -> bool:
 class CreateOptions(Value):
     """Options of `create` besides the bundle, most of them from the command line.
 
-    - `driver`, `missing_controllers`: those of `CgroupChoice`
+    - `driver`, `missing_controllers`: see `CgroupChoice`
     - `with_cgroup`: make a cgroup. False: stay in the caller's cgroup.
     - `keyring`: make a session keyring for the container
     - `preserve_fds`: our descriptors that become 3, 4, … in the container
     - `start_immediately`: execute the container's command. False: wait for `start`.
-    - `pivot`: False: mount the root over the host's root
+    - `pivot`: use pivot_root(2). False: mount the root over the host's root
     - `notify`: the socket of a service manager that waits for the container to be ready
     - `trace`: see `CreateRequest`
     - `attached`: the runtime stays and copies the container's terminal to its own
@@ -120,7 +120,7 @@ def make(
     - AlreadyExists
     - the errors of `create_process` and `after`
     - for an ordinary user, the errors of `rootless.enter`
-    - InvalidSpec for limits where the runtime may not make cgroups
+    - InvalidSpec for limits, or a cgroup path, if the runtime may not make cgroups
     """
     # Read now: after `enter` we are root of another namespace.
     owner_uid = outer_uid()
@@ -132,7 +132,8 @@ def make(
         container_id, bundle.spec, create_options.driver
     ):
         create_options = create_options.replace(with_cgroup=False)
-    # After these checks, whose failure would leave the folder behind: the undo begins below.
+    # After these checks: the undo begins below, so a check that failed later would leave the folder
+    # behind.
     folder = states.claim(root, container_id)
     state = _first_record(folder, container_id, bundle, create_options, owner_uid)
     debug.say("state of container %s is in %s", container_id, folder)
@@ -211,7 +212,8 @@ def _first_record(
 
 
 def _streams(spec: Spec) -> list[str]:
-    """Return the names of the streams that the container gets from this process."""
+    """Return the names of this process's descriptors 0 to 2, which become the container's standard
+    streams; empty names if the container has a terminal."""
     if spec.process is not None and spec.process.terminal:
         return [""] * 3
     return [stream_name(number) for number in range(3)]
@@ -271,7 +273,7 @@ def _unmake(state: State, created: ContainerProcess) -> None:
     """Kill and reap the process, and remove its cgroup."""
     from pyrunc.container.delete import leave_rdt
 
-    # Init first: a create without its own cgroup has nothing else to kill it by.
+    # Init first: without a cgroup of its own, the container can be killed only by init's pidfd.
     if status.signal(state, 9):
         status.wait_dead(state, 10.0)
     try:

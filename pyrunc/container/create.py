@@ -1,5 +1,5 @@
-"""`create`: makes a container. Its process then waits for `start`. With `start_immediately` it has
-executed the container's command instead.
+"""`create`: makes a container. Its process then waits for `start`. With `start_immediately` the
+process executes the container's command instead.
 
 The process is a child of the caller, which reaps it: the launcher clones it with CLONE_PARENT. If
 `create` fails, nothing of the container is left.

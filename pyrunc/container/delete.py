@@ -48,8 +48,8 @@ def destroy(state: State) -> list[str]:
     Returns a warning for each hook that fails."""
     config = _config(state)
     hooks = _poststop_hooks(config)
-    # Before its group, and waited for: the group's directory cannot be removed while a process is
-    # in it, and there may be no group.
+    # Kill init first, because there may be no group, and wait for its end: the group's directory
+    # cannot be removed while a process is in it.
     _kill(state)
     group = state.group()
     if group is not None:
@@ -70,7 +70,7 @@ def destroy(state: State) -> list[str]:
 
 
 def leave_rdt(state: State) -> None:
-    """Remove the container's own groups of resctrl. Raises KernelError."""
+    """Remove the resctrl groups that only this container uses. Raises KernelError."""
     _leave_rdt(state.id, _config(state))
 
 
@@ -86,8 +86,8 @@ def _config(state: State) -> dict[str, Any]:
     """Return the configuration from `create`; empty when a killed create has not written it, or
     when it cannot be read."""
     try:
-        # A delete must not depend on it: it has to remove what a killed create or a full disk has
-        # left.
+        # `delete` must work without the configuration: it also removes what a killed create or a
+        # full disk has left.
         return state.config()
     except (Error, ValueError):
         return {}

@@ -1,7 +1,7 @@
 """`kill`: sends a signal to a container's init, or to all processes in its cgroup.
 
-In a container without its own pid namespace, the other processes would survive the end of init, so
-SIGKILL goes to all of them.
+If the container has no pid namespace of its own, SIGKILL goes to all its processes, because the
+others would survive the end of init.
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
 
 def containers(root: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return, for every container below `root`, the object that `pyrunc state` prints, and a line
-    of text for every container that cannot be read. Raises NotFound if `root` does not exist."""
+    """Return two lists about the containers below `root`: the objects that `pyrunc state` prints,
+    and a line of text for each container that cannot be read. Raises NotFound if `root` does not
+    exist."""
     reports, broken = [], []
     try:
         names = states.ids(root)

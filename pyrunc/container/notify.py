@@ -90,8 +90,8 @@ class NotifyProxy:
 
 
 def _ready_line(message: bytes) -> bytes:
-    """Return the READY line of a container's message, empty if it has none. The manager would take
-    other lines for the runtime's."""
+    """Return the READY line of a container's message, empty if it has none. Other lines are not
+    passed on: the manager would take them for the runtime's."""
     return next((line for line in message.split(b"\n") if line.startswith(b"READY=")), b"")
 
 

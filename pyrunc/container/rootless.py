@@ -2,9 +2,9 @@
 From then on it works as it does for root.
 
 `create` makes the user namespace or joins the one that the specification names; `exec` joins the
-container's. From then on the runtime is in this namespace, so the specification is used without its
-user namespace. newuidmap(1) and newgidmap(1) map ids that are not the user's own, if /etc/subuid
-and /etc/subgid allow it. A child that stays outside of the namespace runs them.
+container's. The user namespace is then removed from the specification, because the runtime is
+already in it. newuidmap(1) and newgidmap(1) map ids that are not the user's own, if /etc/subuid and
+/etc/subgid allow it. Both run in a child that stays outside of the namespace.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def join(pid: int, spec: Spec) -> Spec:
 def from_inside(spec: Spec) -> Spec:
     """Return `spec` without its user namespace and id maps, because the runtime is in that
     namespace already."""
-    # Left in, the plan would make a second user namespace inside ours, in which the outer ids of
-    # its map do not exist.
+    # Otherwise the plan would make a second user namespace inside ours, where the outer ids of its
+    # map do not exist.
     rest = tuple(entry for entry in spec.linux.namespaces if entry.type != "user")
     return spec.replace(linux=spec.linux.replace(namespaces=rest, uid_mappings=(), gid_mappings=()))
 
@@ -113,9 +113,10 @@ def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
 
 
 def _keep_files(uid: int, gid: int) -> None:
-    """Set the ids for file access (setfsuid(2), setfsgid(2)) to the user's own ids, if the maps
-    make another host id root of the namespace. Otherwise the user's next command could not read the
-    state. A process that executes another command loses these ids."""
+    """Make new files belong to the user even if the maps make another host id root of the
+    namespace: set the ids for file access (setfsuid(2), setfsgid(2)) to the user's own. Otherwise
+    the user's next command could not read the state. A process that executes another command loses
+    these ids."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),
@@ -133,8 +134,8 @@ def _inner_id(own: int, file: str) -> int | None:
 
 
 def _is_own(entries: Sequence[IdMap], own: int) -> bool:
-    """Return whether the map has only the user's own id: the only map that a user may write without
-    newuidmap (user_namespaces(7))."""
+    """Return whether the map has the user's own id and no other. A user may write such a map
+    without newuidmap (user_namespaces(7))."""
     return [(entry.host_id, entry.size) for entry in entries] == [(own, 1)]
 
 

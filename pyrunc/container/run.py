@@ -28,9 +28,8 @@ CHUNK_BYTES = 65536
 
 
 def hold_signals() -> None:
-    """Block the signals that `attend` forwards, for a caller that is about to create the process.
-    `attend` then forwards those that came meanwhile: they must not end us before the process is
-    attended."""
+    """Block the signals that `attend` forwards, before the process is created. They then cannot end
+    the runtime before it attends the process; `attend` forwards those that came meanwhile."""
     # Our own writes cause SIGPIPE, which is not for the process.
     change_mask(SIG_BLOCK, [number for number in FORWARDED if number != SIGPIPE])
 
@@ -175,8 +174,9 @@ class _Terminal:
             ended = ended or self._pidfd in ready
 
     def _poll(self, timeout_ms: int | None) -> dict[int, int]:
-        """Wait for the process's end, its output, and either input of ours or room for the input
-        that was read before. Returns the events by descriptor."""
+        """Wait until the process ends or has output. Also return when its terminal takes the input
+        that was read before or, without such input, when stdin has more. Returns the events by
+        descriptor."""
         waiter = select.poll()
         waiter.register(self._pidfd, select.POLLIN)
         if self._input:

@@ -9,9 +9,9 @@ No status is stored: `status` derives it from the process, the freezer and the s
 the folder, so of two creates with one id exactly one succeeds. Commands exclude each other by
 flock(2) on the folder.
 
-A folder is a container if its state.json names the same id. A folder that a killed create has left
-has no state.json; it is recognised by the sticky bit that create's mkdir sets. Other folders under
-the root are neither listed nor deleted.
+A folder is a container if the id in its state.json is the folder's name. A folder that a killed
+create has left has no state.json; it is recognised by the sticky bit that create's mkdir sets.
+Other folders under the root are neither listed nor deleted.
 """
 
 from __future__ import annotations
@@ -188,8 +188,7 @@ def claim(root: str, container_id: str) -> str:
     _make_root(root)
     folder = f"{root}/{container_id}"
     try:
-        # The mark is made with the folder, so there is no moment at which a killed create leaves it
-        # without.
+        # mkdir sets the mark, too, so no killed create leaves a folder without it.
         os.mkdir(folder, CLAIMED)
     except FileExistsError:
         if not _is_container(folder, container_id):
@@ -292,8 +291,8 @@ def _unlink(path: str) -> None:
 
 class Lock:
     """A context manager with the container's lock. Only one process at a time can start, change or
-    delete the container. Entering waits for the lock without a time limit and returns the state at
-    that time. Raises NotFound if the container was deleted meanwhile, also when another one has
+    delete the container. Entering waits for the lock without a time limit and returns the state as
+    it is then. Raises NotFound if the container was deleted meanwhile, even if a new container has
     its id."""
 
     __slots__ = ("_descriptor", "_state")
