@@ -1,4 +1,4 @@
-"""Builds plans, the operations of a start in their order, from a specification. Reads and changes
+"""Builds plans from a specification: the operations of a start in their order. Reads and changes
 nothing on the host.
 
 `build` plans a container's start, `build_exec` a process that enters a running container,
@@ -51,7 +51,7 @@ class StartPlanOptions(Value):
     - `await_start`: wait for `start` before execve
     - `keyring`: name of a new session keyring
     - `preserve`: how many of the caller's descriptors stay open, from 3 on
-    - `pivot`: use pivot_root(2); without it the root is mounted over ours
+    - `pivot`: use pivot_root(2). False: mount the root over the host's root (`CoverRoot`).
     - `keep_groups`: keep the caller's supplementary groups
     """
 
@@ -399,8 +399,8 @@ def _execution(
 
 
 def _no_execution(await_start: bool) -> list[Op]:
-    """Plan the end of a start without a process: such a container can be created, but not started
-    (runtime-spec, runtime.md, "Start")."""
+    """Plan the end of a start whose configuration has no `process`: the container can be created,
+    but not started (runtime-spec, runtime.md, "Start")."""
     if not await_start:
         raise InvalidSpec("process", "process property must not be empty")
     return [model.Ready(), model.AwaitStart("start"), model.RefuseStart()]

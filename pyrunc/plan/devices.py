@@ -2,7 +2,7 @@
 links in /dev.
 
 Source: runtime-spec config-linux.md, "Default Devices" and "Dev symbolic links". If the
-configuration binds a folder to /dev, this folder stays unchanged.
+configuration bind-mounts something on /dev, nothing is made in it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _CORE = Symlink("/dev/core", "/proc/kcore")
 
 
 def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> list[Op]:
-    """Plan the device nodes, then the links; nothing if the configuration binds a folder to /dev. A
-    device of the configuration replaces the default one at its path, except /dev/ptmx, which is a
-    link.
+    """Plan the device nodes, then the links. Return nothing if the configuration bind-mounts
+    something on /dev. A device of the configuration replaces the default device at the same path. A
+    configured /dev/ptmx is ignored, because /dev/ptmx is a link.
 
     `outside`: path -> name of the descriptor of a node that the compiler has made
     (`nodes_from_outside`).
@@ -79,7 +79,7 @@ def operations(spec: Spec, host: HostFacts, outside: Mapping[str, str] = {}) -> 
 
 
 def may_make(host: HostFacts) -> bool:
-    """Return whether we may make devices, for which mknod(2) needs CAP_MKNOD in the initial user
+    """Return whether the runtime may make devices: mknod(2) needs CAP_MKNOD in the initial user
     namespace."""
     return bool(host.capabilities >> CAPABILITIES["CAP_MKNOD"] & 1) and not host.in_user_namespace
 
@@ -89,8 +89,8 @@ def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
     namespace, because mknod(2) is not permitted inside. FIFOs are left out; the container can make
     them.
 
-    Empty without a user namespace, without a mount namespace, and if the configuration binds a
-    folder to /dev.
+    Empty without a user namespace, without a mount namespace, and if the configuration bind-mounts
+    something on /dev.
     """
     if spec.linux.namespace("user") is None or spec.linux.namespace("mount") is None:
         return []
@@ -116,6 +116,7 @@ def _nodes(spec: Spec, fresh: bool, bind: bool) -> list[MakeDevice]:
 
 
 def _has_own_dev(destinations: Mapping[str, Mount]) -> bool:
-    """Return whether the configuration binds a folder to /dev, which then stays unchanged."""
+    """Return whether the configuration bind-mounts something on /dev. If it does, pyrunc creates
+    nothing in /dev."""
     dev = destinations.get("/dev")
     return dev is not None and is_bind(dev)

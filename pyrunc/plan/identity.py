@@ -84,9 +84,9 @@ def change(
     """Plan the change from the runtime's rights to those of the process. All operations after it,
     such as hooks and execve, run with the rights of the process.
 
-    Loads the filter here only without no_new_privs. With no_new_privs, `build` plans the filter
-    later, so that it cannot forbid operations of the start. In a user namespace every capability
-    can be dropped, but limits cannot be raised: the parent sets the limits from outside.
+    Without no_new_privs, the seccomp filter is loaded here. With no_new_privs, `build` plans the
+    filter later, so that it cannot forbid operations of the start. In a user namespace the process
+    can have every capability, but cannot raise its limits: the parent sets them from outside.
     """
     user, capabilities = process.user, process.capabilities
     ops: list[Op] = []

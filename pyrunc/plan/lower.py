@@ -1,8 +1,8 @@
 """Lowers a plan to the launcher's program. Each operation becomes a few system calls with their
 data, and with jumps to other calls after certain errnos.
 
-The program numbers the plan's named descriptors upwards from the first number that the process does
-not inherit. The numbers are the same in every run, so a program can be stored.
+The named descriptors of the plan get consecutive numbers, above stdio and the descriptors that the
+caller passes on (`preserve`). The numbers are the same in every run, so a program can be stored.
 
 Paths below the container's root are resolved beneath the root's descriptor, missing folders are
 created one component at a time, and mounts go from descriptor to descriptor. So a symbolic link in
@@ -31,8 +31,8 @@ CLOCK_REALTIME = 0
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     """Lower a plan to a program for one architecture (`uname -m`; default: this machine's).
 
-    `timed`: the program sends a TIME message after each operation. It stops when it sends READY, or
-    loads a filter, which may refuse clock_gettime(2).
+    `timed`: the program sends a TIME message after each operation before `Ready` or `LoadFilter`,
+    whichever is first. A filter may refuse clock_gettime(2).
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)
@@ -86,8 +86,8 @@ def _cache(arch: str) -> LoweringCache:
 
 
 def _number_descriptors(ops: Iterable[Op], first: int) -> dict[str, int]:
-    """Number every descriptor that the operations name, from `first` on, the root before all
-    others."""
+    """Return a number for each descriptor that the operations name: consecutive from `first` on,
+    the root before all others."""
     names: dict[str, None] = {}
     for op in ops:
         for name in NEEDS.get(type(op), _none)(op):

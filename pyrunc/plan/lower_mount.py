@@ -196,8 +196,8 @@ def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
 
 def require_proc(low: Lowering, tree: Operand, note: str) -> None:
     """Emit a check that `tree`, a descriptor of a mount or folder, is the root directory of a
-    procfs. If it is not, the program fails with EPERM and `note`, also for a bind of a folder of
-    procfs."""
+    procfs. If it is not, the program fails with EPERM and `note`. A bind of a folder inside procfs
+    fails, too."""
     a = low.a
     a.sys("fstatfs", tree, low.scratch)
     macros.require(a, a.field(low.scratch, 0, 8), "eq", mnt.PROC_SUPER_MAGIC, EPERM, note)

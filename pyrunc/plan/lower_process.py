@@ -83,8 +83,9 @@ def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    """Emit the writes to the runtime's /proc that set the process's label, before the clone. With
-    SELinux they also set the label of its session keyring."""
+    """Emit the writes that set the label of the process's next execve. The launcher makes them in
+    the runtime's /proc, before the clone. With SELinux they also set the label of the process's
+    session keyring."""
     label = op.label.encode("utf-8", "surrogateescape")
     if op.module == "apparmor":
         _write_own(
@@ -361,8 +362,8 @@ def _check_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
 
 
 def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
-    """Return a text for E2BIG that names the argument or variable that is too long, or the length
-    of all together. Empty when they cannot exceed a limit.
+    """Return a text for E2BIG: it names the argument or variable that is too long, or the total
+    length. Empty if no limit can be exceeded.
 
     Limits of execve(2): MAX_ARG_STRLEN bytes in one string. For all strings, plus a pointer for
     each: a quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
@@ -414,9 +415,8 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
-    """Emit an execve of each of `paths`, with the arguments at `low.argv` and the environment at
-    `low.envp`. The program stops at the first one that works. If none works, `low.result` has the
-    negative errno.
+    """Emit an execve of each of `paths` until one succeeds, with the arguments at `low.argv` and
+    the environment at `low.envp`. If none succeeds, `low.result` has the negative errno.
 
     `name`: the command's name in the configuration.
     """
@@ -439,7 +439,7 @@ def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> Non
 def _close_all_but(low: Lowering, *names: str) -> None:
     """Emit the close of all descriptors but stdio, the preserved ones, the synchronisation socket
     and those called `names` in the plan. A container may wait for `start` for a long time, and must
-    not have others open."""
+    not keep other descriptors open."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)
 

@@ -33,7 +33,7 @@ MASK_OPTIONS = (("nr_blocks", "1"), ("nr_inodes", "2"), ("mode", "555"))
 ATTACH = mnt.MOVE_MOUNT_F_EMPTY_PATH | mnt.MOVE_MOUNT_T_EMPTY_PATH
 CLONE = mnt.OPEN_TREE_CLONE | mnt.OPEN_TREE_CLOEXEC
 ROOT_NUMBER = 3
-"""The number of the root's descriptor in all plans whose process inherits no others."""
+"""The root's descriptor number in each plan whose process inherits stdio only (no `preserve`)."""
 
 
 class SharedSlots:
@@ -108,8 +108,8 @@ class Lowering:
 
     def container_root(self) -> Operand:
         """Return the descriptor of the container's root. The plan of an exec has no such
-        descriptor, because its process is inside the container. For an exec, emit the call that
-        opens `/`."""
+        descriptor, because its process is inside the container; there, emit the call that opens `/`
+        and return the slot of its result."""
         if isinstance(self.root, int) and self.root < 0:
             self.root = slot = self.a.slot(4)
             self.a.sys(
@@ -294,9 +294,9 @@ class Lowering:
         return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Emit the call that puts into `store` a detached tmpfs which hides a directory. It is a
-        clone of the mask, or a new tmpfs where the kernel cannot clone detached mounts (Linux
-        before 6.15)."""
+        """Emit the calls that store an empty, detached tmpfs in `store`; the caller attaches it
+        over a directory to hide it. The tmpfs is a clone of `self.mask`, or a new one where the
+        kernel cannot clone detached mounts (Linux before 6.15)."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
     from pyrunc.plan.model import Op
 
-# Operations that depend on nothing but themselves and the root's number: each is a fragment by
-# itself or with its neighbours.
+# Each operation of these classes is a fragment by itself. The code of all cached operations depends
+# only on the operations and the root's number.
 ALONE = frozenset((m.Prepare, m.SetOomScore, m.MountFs))
-# Neighbours share descriptors of folders and the mask's tmpfs, which a fragment must not take from
-# another. Limits and identity are mostly the same for all containers.
+# Consecutive operations of one group (the number) are one fragment: they share descriptors of
+# folders and the mask's tmpfs, and a fragment must not use those of another fragment. Limits and
+# identity are mostly the same for all containers.
 # DropBounding alone is up to 41 calls, one per capability: prctl(2) has none for a set.
 TOGETHER = {
     m.MakeDevice: 1,
@@ -84,7 +85,7 @@ class PlanAssembler(Assembler):
     `append_fragment` appends a fragment to a `copy` of the assembler."""
 
     copied_bytes = 0
-    """The size of the data that was copied."""
+    """The size of the data that `copy` has put into this assembler."""
 
     def extract(self) -> Fragment:
         """Remove all operations from the assembler and return them as a fragment. Their data stays

@@ -1,14 +1,14 @@
-"""Defines the operations of a new process (`Op`) and the steps of its parent (`ParentStep`). A plan
-has both in the order of events.
+"""Defines the operations of a new process (`Op`) and the steps of its parent (`ParentStep`).
 
-A plan is a tuple of operations. The parent's steps belong to the operation at which the process
-waits for its parent: `Sync`, or a `LoadFilter` with a listener. The parent carries them out in
-order before the process goes on. `show` has a text for each class, `lower` the system calls of each
-operation, and `launch.steps` the code of each step; a test checks that none is missing.
+A plan is a tuple of operations, in order. The parent's steps belong to the operation at which the
+process waits for its parent: `Sync`, or a `LoadFilter` with a listener. The parent carries out the
+steps in order; then the process goes on. `show` has a text for each class, `lower` the system calls
+of each operation, and `launch.steps` the code of each step; a test checks that no class is missing
+there.
 
-Descriptors have names (`root`, `cgroup`, `tree:3`, `namespace:network`); the launching process
-opens them. Paths of the container are absolute and are resolved beneath its root when the operation
-runs.
+Operations refer to descriptors by name (`root`, `cgroup`, `tree:3`, `namespace:network`); the
+descriptors are opened before the launch. Paths of the container are absolute and are resolved
+beneath its root when the operation runs.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 
 class Op(Value):
-    """One operation of a plan. The launcher carries out those up to `Clone`; the process that it
-    clones carries out the others."""
+    """One operation of a plan. The launcher carries out the operations up to `Clone`; the process
+    that it clones carries out the later ones."""
 
 
 class ParentStep(Value):
@@ -44,8 +44,8 @@ class WriteIdMaps(ParentStep):
 
 
 class RecordProcess(ParentStep):
-    """Store pid and start time in the container's state, so that `delete` finds the process of a
-    create that was killed."""
+    """Store pid and start time of the process in the container's state. If the runtime is killed
+    during `create`, `delete` then finds the process."""
 
 
 class GiveCgroup(ParentStep):
@@ -69,8 +69,8 @@ class JoinRdt(ParentStep):
 
 
 class MoveLinks(ParentStep):
-    """Move network interfaces (name in our namespace -> name in the container's) into the process's
-    network namespace, with their addresses."""
+    """Move network devices into the process's network namespace, with their addresses. `links`:
+    name in the runtime's namespace -> name in the container's."""
 
     links: Mapping[str, str]
 
@@ -147,7 +147,8 @@ class Join(Op):
 
 
 class JoinProcess(Op):
-    """Enter the namespaces `kinds` of the process behind a pidfd by one setns(2)."""
+    """Enter the namespaces `kinds` of a process with one setns(2). `descriptor`: the name of its
+    pidfd."""
 
     kinds: tuple[str, ...]
     descriptor: str
@@ -167,7 +168,7 @@ class SetAffinity(Op):
 
 class Clone(Op):
     """Clone the container's process as a child of the runtime, in new namespaces of these `kinds`.
-    `cgroup`: in its cgroup."""
+    `cgroup`: the process begins in the container's cgroup (CLONE_INTO_CGROUP)."""
 
     kinds: tuple[str, ...]
     cgroup: bool
@@ -243,9 +244,9 @@ class MountFs(Op):
     - `options`: the filesystem's options as (key, value), with the value None for a flag
     - `attributes`: MOUNT_ATTR_*
     - `strict`: the destination must be an ordinary directory, never a symlink (procfs, sysfs)
-    - `fallback`: path of the host's mount that is bound instead, as a slave, where the kernel
-      refuses a new instance. It does so in a user namespace that does not own the network or cgroup
-      namespace.
+    - `fallback`: path of the host's mount that is bound instead, as a slave, if the kernel refuses
+      a new instance. The kernel refuses sysfs in a user namespace that does not own the network
+      namespace, and cgroup2 in one that does not own the cgroup namespace.
     """
 
     destination: str
@@ -274,9 +275,9 @@ class MountTree(Op):
     - `set`, `clear`: MOUNT_ATTR_* for this mount
     - `recursive_set`, `recursive_clear`: MOUNT_ATTR_* for this mount and the mounts below it
     - `propagation`: MS_* flags
-    - `in_root`: `source` is a path in the container's root instead, which the process resolves
-      after the earlier mounts. Symbolic links cannot lead out of the root. Only then is it known
-      whether the source is a directory, so `directory` has no meaning.
+    - `in_root`: `source` is a path in the container's root instead. The process resolves it after
+      the earlier mounts; symbolic links cannot lead out of the root. `directory` is ignored,
+      because the process itself finds out whether the source is a directory.
     """
 
     destination: str
@@ -312,8 +313,8 @@ class MakeDevice(Op):
 
 
 class AttachDevice(Op):
-    """Attach a device file that the runtime has made, as a detached mount. The container's user
-    namespace may not make devices."""
+    """Attach the detached mount of a device file at the device's path. The runtime has made the
+    file, because the process may not make devices in the container's user namespace."""
 
     device: MakeDevice
     descriptor: str
@@ -333,12 +334,12 @@ class PivotRoot(Op):
 
 
 class CoverRoot(Op):
-    """Mount the root over `/` without pivot_root, which a root on a ramdisk does not permit. The
-    old root stays beneath it.
+    """Mount the container's root over `/` instead of calling pivot_root, because pivot_root fails
+    where the host's root is a ramdisk. The host's root stays beneath.
 
     - `move`: the root is attached elsewhere, and is moved onto `/` first
-    - `hide`: mount points of complete procfs and sysfs mounts in the old root. Masked files could
-      be read there.
+    - `hide`: mount points of complete procfs and sysfs mounts in the host's root. They are hidden,
+      because masked files could be read there.
     """
 
     move: bool
@@ -552,8 +553,8 @@ class EndBySignals(Op):
 
 
 class AwaitStart(Op):
-    """Wait on the start socket for the byte of `start`. Later failures are sent to the connection
-    of `start`."""
+    """Wait until `start` connects to the start socket and sends one byte. Later failures are sent
+    over this connection."""
 
     descriptor: str
 
@@ -648,17 +649,16 @@ class RootfsFacts(Value):
     - `directories`: whether the mount's source is a directory
     - `sources`: absolute paths of the binds that the container's process clones itself; the other
       binds come as descriptors
-    - `root_sources`: paths in the container's root of the binds whose source is there and can be
-      below an earlier mount
+    - `root_sources`: for each bind with `in_root` (`MountTree`), the source's path in the
+      container's root
     - `destinations`: real paths of destinations that are links to missing files
     - `modes`: the modes of directories that a tmpfs covers
 
     Others:
     - `home`: home directory of the process's user, for an environment without HOME
     - `null_stdio`: which of 0, 1, 2 `ReopenNull` replaces by the container's /dev/null
-    - `devices`: path -> name of the descriptor of a device file that was made outside
-    - `instances`: the paths `hide` of `CoverRoot`, which mounts the container's root over `/`;
-      empty for a start without `CoverRoot`
+    - `devices`: path of a device file for `AttachDevice` -> name of its descriptor
+    - `instances`: the paths that `CoverRoot` hides; empty for a start without `CoverRoot`
     """
 
     directories: Mapping[int, bool] = {}

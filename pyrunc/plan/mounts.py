@@ -157,8 +157,8 @@ def operations(
     """Return the operations for `mounts[index]` of the configuration. Appends to `warnings`. Raises
     InvalidSpec.
 
-    There is one operation for the mount. An mqueue, which takes no label as a mount option, may
-    have a second one that sets its SELinux label.
+    There is one operation for the mount. An mqueue takes no label as a mount option, so with
+    `linux.mountLabel` a second operation sets its SELinux label.
     """
     options = _options(mount)
     path = f"mounts[{index}]"
@@ -187,8 +187,8 @@ def operations(
 
 def finishing(mount: Mount) -> Op | None:
     """Return the operation that makes the mount read-only after the start has made files in it.
-    None unless the mount has the option `ro` and is a tmpfs or at /dev. None for a bind or
-    remount."""
+    Only a tmpfs or a mount at /dev with the option `ro` needs it. Return None for all other mounts,
+    also for binds and remounts."""
     options = _options(mount)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
@@ -212,7 +212,7 @@ def is_plain_bind(mount: Mount) -> bool:
 
 def is_tree(mount: Mount) -> bool:
     """Return whether the compiler can prepare the mount as a detached mount: a bind, an overlay, or
-    a tmpfs that begins with a copy of the folder below it."""
+    a tmpfs that begins with a copy of the folder that it covers."""
     return (mount.type == "overlay" or is_bind(mount) or copies_up(mount)) and not is_remount(mount)
 
 
@@ -222,7 +222,7 @@ def is_remount(mount: Mount) -> bool:
 
 
 def copies_up(mount: Mount) -> bool:
-    """Return whether the mount is a tmpfs that begins with the content of the folder below it."""
+    """Return whether the mount is a tmpfs that begins with a copy of the folder that it covers."""
     return mount.type == "tmpfs" and "tmpcopyup" in mount.options
 
 

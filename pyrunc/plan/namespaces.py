@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
-    """Plan a `Join` for each namespace with a path. Returns the joins before the clone, the user
-    namespace last, and the joins after the clone.
+    """Plan a `Join` for each namespace with a path. Returns two lists: the joins before the clone
+    (user namespace last) and the joins after the clone.
 
     The cgroup namespace is joined after the clone. If the tree is mounted with nsdelegate, as by
     systemd, a process inside the cgroup namespace cannot be cloned into a cgroup outside of it

@@ -4,7 +4,7 @@ nothing on the host.
 | point | the process | its parent's steps |
 |---|---|---|
 | cloned | is in its namespaces and cgroup, with hardly any rights | id maps, state.json, stdin of |
-|  |  | startContainer hooks, cgroup's owner, RDT, links |
+|  |  | startContainer hooks, cgroup's owner, RDT, network devices |
 | mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the |
 |  |  | runtime's namespaces |
 | before-pivot | the same | createContainer hooks, in the container's namespaces |
@@ -118,8 +118,8 @@ def sync(point: str, steps: Steps) -> list[Op]:
 
 
 def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | None:
-    """Return the filter; if it has a listener, with the parent's steps for the sync point
-    `listener`."""
+    """Return the filter. If it has a listener, set its `steps` to the parent's steps for the sync
+    point `listener`."""
     if load_filter is None or not load_filter.listener:
         return load_filter
     return load_filter.replace(steps=steps.get("listener", ()))
