@@ -7,8 +7,8 @@ processes may write the same file: each write has its own temporary name.
 `durable` makes this hold over a power cut, too. The file is synced before the rename, or the name
 might appear without its content. The folder is synced after the rename, or the power cut might
 restore the old file. `named=False` leaves out the folder's fsync, for callers that accept the old
-file. On ext4 on an idle virtual disk, a durable write takes 0.7 ms instead of 0.1 ms. Files on a
-tmpfs need no `durable`.
+file after a power cut. On ext4 on an idle virtual disk, a durable write takes 0.7 ms instead of 0.1
+ms. Files on a tmpfs need no `durable`.
 
 `named_first` renames before the file's fsync. The fsync then commits content and name in one
 transaction of ext4's journal instead of two, which takes 0.7 of the time on an idle disk, 0.3 to
@@ -54,7 +54,7 @@ def write_bytes(
     part.
 
     - `durable`: fsync the file and its folder
-    - `named`: with `durable`, False: do not fsync the folder
+    - `named`: False with `durable`: fsync the file only
     - `named_first`: rename before the file's fsync
 
     Raises OSError with the file's name, after removing the temporary file. If a write with

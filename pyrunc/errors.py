@@ -1,11 +1,11 @@
 """All errors of the project, sorted by who must act.
 
 The caller acts on a bad request: `InvalidSpec`, `InvalidArgument`, `NotFound`, `AlreadyExists`,
-`WrongState`. The node's owner acts on `KernelError` and `ResourceExhausted`, and a peer's owner on
-`PeerError`, whose subclass `Unavailable` is about processes of pyrunc. `Unsupported` means that
-this build or this kernel cannot do it, `DeadlineExceeded` that the time was up. Every error has a
-`kind`, which is sent between processes of pyrunc; one table converts it to an exit code or a gRPC
-code.
+`WrongState`. The node's owner acts on `KernelError` and `ResourceExhausted`. The owner of the other
+process acts on `PeerError`; if that process is one of pyrunc's, the error is `Unavailable`.
+`Unsupported` means that this build or this kernel lacks a feature, `DeadlineExceeded` that the time
+was up. Every error has a `kind`, which is sent between processes of pyrunc; one table converts it
+to an exit code or a gRPC code.
 """
 
 from __future__ import annotations
@@ -124,14 +124,14 @@ class KernelError(Error):
 
     @property
     def text(self) -> str:
-        """Return the error's message. strerror's text is in lower case, because podman and docker
-        search for it."""
+        """Return the message with strerror's text, in lower case, in place of the errno's name:
+        podman and docker search for this text."""
         return self._text(os.strerror(self.errno).lower())
 
 
 class kernel_errors:
-    """A context manager. An OSError of its `with` block is raised as a KernelError of `call` on
-    `subject`."""
+    """A context manager that turns an OSError of its `with` block into a KernelError with `call`
+    and `subject`."""
 
     __slots__ = ("_call", "_subject")
 
@@ -165,8 +165,8 @@ class PeerError(Error):
 
 
 class Unavailable(PeerError):
-    """The process of ours that serves the request has ended: a shim, a zygote or a worker. If the
-    caller repeats the request, a new process may serve it."""
+    """The shim, zygote or worker that serves the request has ended. If the caller repeats the
+    request, a new process may serve it."""
 
     kind = "unavailable"
 

@@ -69,8 +69,8 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
     closed the connection.
 
     Raises BlockingIOError when a non-blocking socket has no message. Raises PeerError for a
-    malformed packet, and for more than `fds_limit` descriptors. A long message needs one for the
-    memfd of its text, so a limit of 0 refuses it.
+    malformed packet, and for more than `fds_limit` descriptors. A long message has one descriptor
+    more, the memfd of its text, so a limit of 0 refuses long messages.
     """
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:

@@ -1,9 +1,9 @@
 """Reads and writes JSON without importing `json`, which imports `re` and `enum` and takes 8 ms,
 more than a whole `pyrunc state`.
 
-The scanner and the encoder are the C functions of the standard library. Values that they refuse (a
-broken text, a float that is not finite) are passed to `json`, which raises the error. Texts are
-compact and ASCII. Surrogate escapes survive.
+The scanner and the encoder are the C functions of the standard library. A text that the scanner
+refuses is passed to `json`, which raises the error. Written texts are compact and ASCII. Surrogate
+escapes are kept.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _load() -> tuple[Scan, Encode]:
 
 
 def loads(text: str | bytes) -> Any:
-    """Return the value of a JSON text (UTF-8 when bytes; other bytes become surrogate escapes).
-    Raises ValueError."""
+    """Return the value of a JSON text. Bytes are decoded as UTF-8; invalid bytes become surrogate
+    escapes. Raises ValueError."""
     if isinstance(text, bytes):
         text = text.decode("utf-8", "surrogateescape")
     scan, _ = _halves or _load()
@@ -79,8 +79,8 @@ def loads(text: str | bytes) -> Any:
 
 
 def dumps(value: object) -> str:
-    """Return `value` as compact ASCII JSON. Raises TypeError for a type that JSON lacks,
-    RecursionError for a cycle."""
+    """Return `value` as compact ASCII JSON. Raises TypeError for a type that JSON lacks, ValueError
+    for a float that is not finite, RecursionError for a cycle."""
     _, encode = _halves or _load()
     return "".join(encode(value, 0))
 

@@ -1,10 +1,11 @@
 """Base classes of the messages between our processes and of the JSON files that they write. Each
 message and file has one class, with which both ends write and read it.
 
-An object is written as a JSON object of its fields. The other end may be older or newer: unknown
-fields are ignored, and a field that an older version lacks has a default. A field's annotation is
-its type: `int`, `float`, `bool`, `str`, `Id` (a name without a slash), `AbsolutePath`, another
-`Record` class, `Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (any JSON object), `Any`.
+A message or file is a JSON object with the fields of its class. The other end may be older or
+newer: unknown fields are ignored, and a field that an older version lacks has a default. A field's
+annotation is its type: `int`, `float`, `bool`, `str`, `Id` (a name without a slash),
+`AbsolutePath`, another `Record` class, `Sequence[…]`, `dict[str, …]`, `X | None`, `Message` (any
+JSON object), `Any`.
 
 msgspec is not used here, because it imports `re` and `typing`, which costs every shim and every
 `pyrunc` memory and time (docs/tried.md has the figures).
@@ -49,8 +50,8 @@ class Record(Value):
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], error: type[Error] = InvalidArgument) -> Self:
-        """Build an object of this class from a JSON object. Raises `error` with the path of a field
-        that is missing or of another type."""
+        """Build an object of this class from a JSON object. If a field is missing or has another
+        type, raises `error` with the field's path."""
         try:
             return cls._read(fields)
         except _WrongField as wrong:

@@ -40,11 +40,11 @@ class Timings:
 def of_launch(
     started_ns: int, times: Sequence[tuple[str, int]], texts: dict[str, str]
 ) -> list[Part]:
-    """Return the stages of a launch and, within a stage, each timed line of the plan. A clock that
-    was set during the launch makes them wrong.
+    """Return the stages of a launch and, within a stage, each timed line of the plan. The times are
+    wrong if the clock was set during the launch.
 
     - `started_ns`: when the launch began, in ns of CLOCK_REALTIME
-    - `times`: what `launch.run.launch_steps` has put into its argument `times`
+    - `times`: (label, ns of CLOCK_REALTIME), as `launch.run.launch_steps` records them
     - `texts`: number of a line -> its text
     """
     shift_ns = time.monotonic_ns() - time.time_ns()

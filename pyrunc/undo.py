@@ -1,8 +1,7 @@
-"""Undoes an operation that fails: each acquired object pushes its undo step on a stack, which runs
-in reverse.
+"""Undoes an operation that fails. The operation pushes an undo step for each object that it makes;
+after a failure the steps run, the last one first.
 
-An undo step that fails is added to the exception as a note, so that its reader knows what was left
-behind.
+If an undo step fails as well, the exception gets a note that says what was left behind.
 """
 
 from __future__ import annotations
