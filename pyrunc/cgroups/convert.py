@@ -1,9 +1,9 @@
 """Converts OCI `linux.resources` to the contents of cgroup v2 files, without I/O. `settings`
 returns the writes in the order in which the caller must make them.
 
-A `CgroupSetting` is one write(2). Some contents depend on the file's present content: a quota
-without a period keeps the period. For these the caller passes a function that reads a file of the
-group. Swap is written before the memory limit, cpu.idle before the weight, the burst before the
+A `CgroupSetting` is one write(2). The caller also passes a function that reads a file of the group,
+because some contents depend on the file's present content: a quota without a period keeps the
+period. Swap is written before the memory limit, cpu.idle before the weight, the burst before the
 quota, and `unified` last, verbatim. Sources: runtime-spec config-linux.md, and runc's formula of
 2025 for shares, by which 1024 shares are the default weight 100.
 """
@@ -64,8 +64,7 @@ def settings(resources: Mapping[str, Any], read: Reader) -> list[CgroupSetting]:
 
 
 def warnings(resources: Mapping[str, Any]) -> list[str]:
-    """Return a warning for each memory setting of cgroup v1 in `resources`, which has no effect on
-    v2."""
+    """Return a warning for each memory setting in `resources` that has no effect on cgroup v2."""
     memory = _part(resources, "memory")
     return [
         f"memory.{name} has no effect on cgroup v2"

@@ -2,11 +2,11 @@
 
 `create` makes the group. The first process is cloned into it (`open_directory`, CLONE_INTO_CGROUP)
 or moved there by `attach`. Afterwards the caller calls `occupied`. `apply` and `set_devices` set
-the limits, `kill` and `remove` end the group. Another process can do all this with the result of
-`record`, because the group itself is the only state.
+the limits, `kill` and `remove` end the group. Another process can do all this, too, with the object
+that `from_record` makes from the result of `record`.
 
-With the systemd driver the group is a scope. systemd makes no scope without a process, so a
-placeholder process stays in it until `occupied`.
+With the systemd driver the group is a scope. A placeholder process stays in it until `occupied`,
+because systemd makes no scope without a process.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ UNMANAGED_BY_SYSTEMD = frozenset({"hugetlb", "misc", "rdma"})
 
 
 class Placeholder:
-    """The first process of a systemd scope, which waits until its pipe's `write_end` is closed.
-    `pid`: its pid; 0 if it is not our child."""
+    """The first process of a systemd scope. It waits until all copies of its pipe's `write_end` are
+    closed. `pid`: its pid; 0 if it is not our child."""
 
     __slots__ = ("pid", "write_end")
 
@@ -52,8 +52,8 @@ class Placeholder:
 
 
 class Cgroup:
-    """A control group. `path`: its path in the v2 tree. `driver`: `cgroupfs` or `systemd`; only
-    with `systemd` `slice` and `unit` are set."""
+    """A control group. `path`: its path in the v2 tree. `driver`: `cgroupfs` or `systemd`. `slice`
+    and `unit` are set only with `systemd`."""
 
     __slots__ = ("_pids_max_due", "_placeholder", "driver", "path", "slice", "unit")
 
@@ -69,7 +69,7 @@ class Cgroup:
 
     @classmethod
     def from_record(cls, record: Mapping[str, str]) -> Cgroup:
-        """Return the group whose fields a state file has stored (`record`)."""
+        """Make a group from the result of `record`, which a state file has stored."""
         return cls(
             record["path"], record["driver"], record.get("slice", ""), record.get("unit", "")
         )
@@ -197,8 +197,8 @@ class Cgroup:
         cgroup.write(self.directory, "cgroup.procs", str(pid))
 
     def occupied(self) -> None:
-        """End the placeholder process of a systemd scope, which the caller no longer needs once the
-        container's first process is in the group. Does nothing for cgroupfs. Raises KernelError."""
+        """End a systemd scope's placeholder process. The caller calls this when the container's
+        first process is in the group. Does nothing for cgroupfs. Raises KernelError."""
         if self._placeholder is not None:
             self._placeholder.end()
             self._placeholder = None
@@ -208,8 +208,8 @@ class Cgroup:
 
     def release_placeholder(self) -> int | None:
         """Return the write end of the pipe at which a systemd scope's placeholder process waits;
-        None without a placeholder. The caller closes it. The scope lives at least as long as a
-        process has the write end open."""
+        None without a placeholder. The caller closes the write end; the scope lives at least as
+        long as a process has it open."""
         placeholder, self._placeholder = self._placeholder, None
         return None if placeholder is None else placeholder.write_end
 
@@ -294,8 +294,8 @@ class Cgroup:
         """Return the pids of the group and of all groups below, as seen from our pid namespace.
         Empty when the group is gone."""
         pids: set[int] = set()
-        # Nearly every container: one read in place of a walk, for statistics that kubelet asks for
-        # all the time.
+        # Nearly every container's group is a leaf. kubelet asks for statistics all the time, so a
+        # leaf is read without a walk.
         if cgroup.is_leaf(self.directory):
             return sorted(map(int, _read_pids(self.directory).split()))
         for group, left in cgroup.walk(self.directory):
@@ -360,8 +360,8 @@ class Cgroup:
         """Send SIGKILL to every process of the group and of the groups below, also to frozen ones.
         Does nothing when the group is gone.
 
-        Raises KernelError, and InvalidSpec for the root group, in which all other processes of the
-        machine are.
+        Raises KernelError, and InvalidSpec for the root group, because all processes of the machine
+        are in or below it.
         """
         self._require_own()
         try:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-# The beginning of errors about a missing controller, and the reason for which `missing_controllers`
-# decides.
+# Parts of errors about a missing controller: their beginning, and the one reason that
+# `missing_controllers` can turn into a warning.
 CANNOT_SET, NOT_ON_THE_TREE = "cannot set", "is not on the cgroup v2 tree"
 
 # The kernel's errnos for a value: not valid for this file, out of range, a missing device.
@@ -84,8 +84,8 @@ def replace(
 
 
 def _restore(directory: str, old: list[CgroupSetting], error: Exception) -> None:
-    """Write the old values; try each value that the kernel refuses a second time. Add a note to
-    `error` for each value that the kernel refuses twice."""
+    """Write the old values. At the end, write those again that the kernel has refused, and add a
+    note to `error` for each value that it refuses again."""
     # Quota and burst bound each other, so the value that is written first may be refused as long as
     # the other one is new.
     refused = [setting for setting in old if _try_write(directory, setting) is not None]
@@ -104,7 +104,7 @@ def _try_write(directory: str, setting: CgroupSetting) -> KernelError | None:
 
 
 def _restoring_writes(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
-    """Return the writes that restore the file which `changed` overwrites. None for a file that is
+    """Return the writes that restore the file that `changed` overwrites. Empty if the file is
     missing or cannot be read, such as memory.reclaim."""
     try:
         content = cgroup.read(directory, changed.file)
@@ -147,7 +147,7 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
 
 
 def _note_missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
-    """Return a warning for a limit whose file is missing, none if the kernel has nothing to limit.
+    """Return a warning for a limit whose file is missing; no warning if the setting limits nothing.
     Raises Unsupported unless `missing_controllers` allows the warning."""
     # "No limit" is what a missing file means already.
     if setting.dispensable:

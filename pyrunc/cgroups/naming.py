@@ -38,8 +38,8 @@ def _beneath(cgroups_path: str, container_id: str) -> str:
         path = os.path.normpath("/" + cgroups_path.lstrip("/"))
     else:
         base = os.path.dirname(cgroup.own_path() or "/")
-        # normpath removes `..` at the beginning of an absolute path, so the group stays beneath the
-        # parent's.
+        # normpath removes `..` at the beginning of an absolute path, so the group stays beneath
+        # `base`.
         path = base.rstrip("/") + os.path.normpath("/" + (cgroups_path or container_id))
     if path == "/":
         raise InvalidSpec(WHERE, f"{cgroups_path!r} is the root of the cgroup tree")

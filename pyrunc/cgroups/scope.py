@@ -57,7 +57,7 @@ def start(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Placeholder | None:
     """Start the group's unit, a scope or a slice, and set the group's path to the one that systemd
-    chose. Returns a scope's placeholder process. A slice needs no process, so the result is None.
+    chose. Returns a scope's placeholder process; None for a slice, which needs no process.
 
     Raises PeerError, DeadlineExceeded, Unsupported (no D-Bus), InvalidSpec.
     """
@@ -112,8 +112,8 @@ def _unit_properties(group: Cgroup, placeholder: Placeholder | None) -> list[Pro
     """Return the properties that every container's unit has."""
     common: list[Property] = [
         ("Description", ("s", f"pyrunc container {group.unit}")),
-        # With them systemd would stop the scope at shutdown by itself (Conflicts=shutdown.target),
-        # while the engine stops its containers in order.
+        # With default dependencies systemd would stop the scope at shutdown by itself
+        # (Conflicts=shutdown.target), while the engine stops its containers in order.
         ("DefaultDependencies", ("b", False)),
         *((name, ("b", True)) for name in ACCOUNTING),
     ]

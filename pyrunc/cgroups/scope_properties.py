@@ -1,7 +1,7 @@
 """Converts OCI resources to properties of a systemd unit, without I/O.
 
-When systemd reloads its units, it writes the cgroup files again, and would undo limits that it does
-not know. So limits are written to the files and sent to systemd. A property's value is a pair
+Limits are written to the cgroup's files and also sent to systemd. When systemd reloads its units,
+it writes the files again, and would undo limits that it does not know. A property's value is a pair
 (D-Bus signature, value). Source: systemd.resource-control(5), org.freedesktop.systemd1(5).
 """
 
