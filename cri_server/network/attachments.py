@@ -1,5 +1,5 @@
-"""Stores, for each attached pod, the network configuration that ADD used. DEL needs it, even if the
-configuration files have changed since.
+"""Stores, for each attached pod, the network configuration that ADD used. DEL uses this
+configuration, too, even if the configuration files have changed since.
 
 Each sandbox has one file. If its network has a foreign plugin, the file is written without a result
 before the first plugin runs, and with the result after the last plugin. Both writes are synced: a

@@ -2,12 +2,12 @@
 consecutive ones are run by one request to a worker. An executable in `bin_dir` takes precedence
 over pyrunc's plugin of the same name.
 
-A foreign plugin may delegate to other plugins (flannel to `bridge` and `host-local`), which it
-searches in CNI_PATH. The last folder of CNI_PATH holds pyrunc's plugins as executables; they are
-written before the first foreign plugin runs.
+A foreign plugin may execute other plugins in CNI_PATH (flannel executes `bridge` and `host-local`).
+The last folder of CNI_PATH holds pyrunc's plugins as executables; they are written before the first
+foreign plugin runs.
 
-Results and errors of plugins are parsed and checked by `cni_plugins.protocol`, because plugins may
-be other programs.
+Results and errors of plugins are parsed and checked by `cni_plugins.protocol`, because they may
+come from foreign programs.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ _REFUSALS: dict[int, type[Error]] = {
     TAKEN: WrongState,
     IMPOSSIBLE: InvalidArgument,
 }
-"""Errors of the server for the codes that only pyrunc's plugins use."""
+"""CNI error code that only pyrunc's plugins use -> error that the server raises."""
 _HOUSEKEEPING_TIMEOUT_S = 30.0
 """For requests during which no pod can be attached; an emulated node needed more than ten seconds
 for its first pods."""
@@ -103,8 +103,8 @@ class PluginRunner:
     - `bin_dirs`: folders of executables, searched in order. The caller may assign other folders,
       for later calls.
     - `own_dir`: the folder to which pyrunc's plugins are written as executables.
-    - `scope`: a name of this server. By this name GC of pyrunc's plugins tells this server's pods
-      from those of other servers on the same network.
+    - `scope`: a name of this server. pyrunc's plugins store it with each pod, so that GC spares the
+      pods of other servers on the same network.
     """
 
     def __init__(

@@ -37,7 +37,7 @@ class ConfiguredNetwork:
 
     - `source`: the path of the chosen file, `built in`, or "".
     - `problem`: the error in the file `source`.
-    - `skipped`: a message for each skipped file before it.
+    - `skipped`: a message for each file that was skipped before `source`.
     """
 
     network: NetworkList | None
@@ -106,7 +106,7 @@ class Configuration:
         return self._fallback(tuple(skipped))
 
     def _parse(self, path: str, content: bytes, skipped: tuple[str, ...]) -> ConfiguredNetwork:
-        """Parse `content`, of the file at `path`, to the configured network; errors go to
+        """Parse `content`, the content of the file at `path`. An error is returned as the result's
         `problem`."""
         try:
             value = self._with_more_plugins(decode_object(content, "the file"))
@@ -120,8 +120,8 @@ class Configuration:
             )
 
     def _with_more_plugins(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Return the conflist object `value`, with the plugins appended that the subfolder with the
-        network's name configures. Raises CniError for a malformed configuration, OSError."""
+        """Append the plugins in the subfolder with the network's name to the conflist object
+        `value`, and return the result. Raises CniError for a malformed configuration, OSError."""
         inline, name = value.get("plugins", []), plugin_folder(value)
         folder = os.path.join(self._folder, name)
         if not name or not isinstance(inline, list) or not os.path.isdir(folder):
@@ -168,7 +168,7 @@ def builtin_network(
     subnets: tuple[str, ...] = ("10.85.0.0/16", "fd85::/64"),
 ) -> dict[str, Any]:
     """Return the conflist object of the network that a node without a configuration gets: a bridge,
-    addresses by host-local with its folder below `data_dir`, and host ports.
+    addresses from host-local, which stores its leases below `data_dir`, and host ports.
 
     Raises InvalidArgument for an invalid subnet.
     """

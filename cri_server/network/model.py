@@ -1,4 +1,4 @@
-"""The values that the server and its network exchange: a pod's requests, and the result."""
+"""The types of the arguments and results of `NetworkService`."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class PortMapping:
 
 @dataclass(frozen=True, slots=True)
 class PodNetwork:
-    """A pod, with what `NetworkService.attach` needs of it.
+    """The properties of a pod that `NetworkService.attach` needs.
 
     - `netns_path`: the present path of its network namespace (`/proc/<shim>/fd/<n>`). Plugins get
-      the namespace's name in `netns_dir` instead.
-    - `port_mappings`: those with host port 0 are ignored.
+      the path of the namespace's bind mount in `netns_dir` instead.
+    - `port_mappings`: mappings with host port 0 are ignored.
     - `dns`: the pod's DNS configuration from kubelet, as the value of the capability `dns`.
     - `annotations`: limits of the bandwidth are in `kubernetes.io/{ingress,egress}-bandwidth`.
     - `cgroup_path`: the pod's cgroup in kubelet's form (capability cgroupPath).

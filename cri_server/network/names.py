@@ -44,8 +44,8 @@ def path_after_take_over(recorded: str, path: str) -> str:
 
 
 class NamespaceNames:
-    """Makes names of network namespaces in one folder, which is created when missing. If the folder
-    is on a tmpfs, the methods do not block."""
+    """Bind-mounts network namespaces in one folder, which is created when missing. If the folder is
+    on a tmpfs, the methods do not block."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
@@ -56,8 +56,8 @@ class NamespaceNames:
         return os.path.join(self._folder, sandbox_id)
 
     def make(self, sandbox_id: str, namespace: str) -> None:
-        """Bind-mount the network namespace at `namespace` to the sandbox's name. Replaces a
-        leftover name. Raises KernelError, and leaves no name."""
+        """Bind-mount the network namespace at `namespace` on `path_of(sandbox_id)`. Replaces a file
+        that an earlier pod has left there. Raises KernelError, and then leaves no file."""
         path = self.path_of(sandbox_id)
         with kernel_errors("open", f"{path!r}, the name of a network namespace"):
             self._make_file(path)

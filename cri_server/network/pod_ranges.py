@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 class PodRangesFile(RecordFile):
     """The file with the pod CIDRs from kubelet. It is in the folder of the attachments' records,
-    but is not read as a record, because its name has another ending."""
+    but is not read as an attachment, because its name does not end in `.json`."""
 
     name = "pod-ranges"
     subnets: Sequence[str]

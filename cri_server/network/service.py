@@ -1,5 +1,5 @@
-"""The pod network: attaches pods by a chain of CNI plugins and stores the records that their
-detachment needs.
+"""The pod network: attaches pods by ADD of a chain of CNI plugins, and detaches them by DEL. Stores
+a record of each attachment for its DEL.
 
     network = NetworkService(conf_dir, bin_dir, state_dir, jobs, netns_dir=netns_dir)
     (await network.status()).ready
@@ -55,15 +55,15 @@ class NetworkService:
     folder, or to the built-in network.
 
     - `conf_dir`: folder of *.conflist, *.conf and *.json.
-    - `bin_dir`: folders of CNI executables, separated by `:`, which take precedence over pyrunc's
-      plugins of the same name.
+    - `bin_dir`: folders of CNI executables, separated by `:`. An executable takes precedence over
+      pyrunc's plugin of the same name.
     - `state_dir`: folder of the attachments' records (created, 0700).
-    - `jobs`: the zygote that forks the jobs in which plugins run.
-    - `netns_dir`: folder of the names of the pods' network namespaces (`names`).
+    - `jobs`: the zygote, which forks the processes that run plugins.
+    - `netns_dir`: folder of the bind mounts of the pods' network namespaces (module `names`).
     - `default`: a conflist object that is used while `conf_dir` holds no configuration
       (`configuration.builtin_network`). None: the network is not ready then.
-    - `timeout_s`: the time limit of one foreign plugin, or of consecutive plugins of pyrunc's own
-      together.
+    - `timeout_s`: the time limit of one foreign plugin, and of a group of consecutive pyrunc
+      plugins.
     """
 
     def __init__(
@@ -148,9 +148,9 @@ class NetworkService:
         return [] if network is None else await asyncio.to_thread(usage, network)
 
     async def attach(self, pod: PodNetwork, *, durable: bool = True) -> NetworkResult:
-        """Make the name of the pod's network namespace, set loopback up and run ADD of the chain;
-        return the addresses. After a failure run DEL, then raise the error. If DEL fails, too, the
-        attachment stays recorded, and the caller must call `detach`.
+        """Bind-mount the pod's network namespace in `netns_dir`, set loopback up and run ADD of the
+        chain; return the addresses. After a failure run DEL, then raise the error. If DEL fails,
+        too, the attachment stays recorded, and the caller must call `detach`.
 
         With `durable` the attachment's record is on disk when this returns. Without `durable` the
         record is written in the background, and the caller must call `wait_written`: if the server
@@ -158,13 +158,13 @@ class NetworkService:
 
         Raises:
 
-        - WrongState: no configuration, or another pod has a host port.
-        - InvalidArgument: ports, names.
-        - NotFound: no such namespace.
-        - AlreadyExists: attached already.
+        - WrongState: no network is configured, or another pod has the host port.
+        - InvalidArgument: a name, annotation or host port is invalid.
+        - NotFound: the network namespace does not exist.
+        - AlreadyExists: the sandbox is attached already.
         - PeerError: a plugin failed or gave an invalid answer.
         - ResourceExhausted: no address left, or the disk is full.
-        - KernelError: the namespace's name or the record cannot be made.
+        - KernelError: the namespace cannot be bind-mounted, or the record not written.
         - DeadlineExceeded.
         """
         configured = self._read_configuration()
@@ -202,16 +202,16 @@ class NetworkService:
             await writing
 
     async def detach(self, sandbox_id: str, netns_path: str | None = None) -> None:
-        """Run DEL of the chain with the configuration that ADD had, and remove the name of the
-        network namespace; does nothing for an unknown or detached sandbox. The pod's interfaces are
-        down afterwards, and disappear with the namespace.
+        """Run DEL of the chain with the configuration that ADD had, and remove the bind mount of
+        the network namespace. Does nothing for an unknown or detached sandbox. The pod's interfaces
+        are down afterwards, and disappear with the namespace.
 
         Plugins get the same CNI_NETNS as for ADD. `netns_path`: another path of the namespace, used
-        if the name does not exist, for example because an administrator has removed it.
+        if the bind mount is gone, for example because an administrator has removed it.
 
-        Raises PeerError, DeadlineExceeded, DamagedRecord; attachment and name then still exist.
-        Raises KernelError or OSError when the name or the record cannot be removed. The caller must
-        call again after each error.
+        Raises PeerError, DeadlineExceeded, DamagedRecord; record and bind mount then still exist.
+        Raises KernelError or OSError when the bind mount or the record cannot be removed. The
+        caller must call again after each error.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -259,8 +259,8 @@ class NetworkService:
         return lines
 
     def has_record(self, sandbox_id: str) -> bool:
-        """Return whether an attachment is recorded, even by a damaged record, so that `detach` must
-        be called."""
+        """Return whether the sandbox has a record, even a damaged one. If so, the caller must call
+        `detach`."""
         return self._attachments.has(sandbox_id)
 
     async def _load(self, sandbox_id: str) -> Attachment | None:
@@ -270,7 +270,7 @@ class NetworkService:
         return attachment
 
     def _remove(self, attachment: Attachment) -> None:
-        """Remove the name of the namespace, then the record. Called after DEL. Raises OSError,
+        """Remove the namespace's bind mount, then the record. Called after DEL. Raises OSError,
         KernelError."""
         # The record is last: after a kill in between the attachment is detached again.
         name = attachment.netns_path
@@ -295,8 +295,8 @@ class NetworkService:
 
     async def reconcile(self, live_sandbox_ids: Callable[[], Iterable[str]]) -> list[str]:
         """Detach each recorded sandbox that `live_sandbox_ids` does not return, run GC, and restore
-        host rules that something else has removed. Return a message for each problem that remains;
-        an error of a plugin is not raised.
+        nftables rules that another program has removed. Return a message for each problem that
+        remains. Errors of plugins become such messages and are not raised.
 
         `live_sandbox_ids` must return a sandbox before the caller attaches it. GC runs only at the
         first call, and at the next call after a failed DEL or a failed GC.
@@ -356,23 +356,23 @@ class NetworkService:
 
     async def _add(self, attachment: Attachment, progress: AddProgress) -> Result:
         """Run ADD of the chain; return its result. If the chain has a foreign plugin, write the
-        record before."""
+        attachment's record before ADD."""
         # Half the time of an attach on a busy machine (p50 0.52) is the wait for the disk.
         if not self._plugins.runs_only_builtin(attachment.network):
             await self._store(attachment)
         return await self._plugins.add(attachment, progress)
 
     async def _store(self, attachment: Attachment) -> None:
-        """Write the attachment's record in a thread, to its end even when the caller is cancelled.
-        Raises ResourceExhausted, KernelError."""
+        """Write the attachment's record in a thread. A cancelled caller waits until it is written,
+        too. Raises ResourceExhausted, KernelError."""
         with disk_errors("write", "the network's record"):
             # A thread cannot be stopped: a roll-back that overtook it would leave the record
             # behind.
             await finish_in_thread(lambda: self._attachments.write(attachment))
 
     async def _roll_back(self, attachment: Attachment, error: BaseException) -> None:
-        """Run DEL after a failed ADD, and remove the namespace's name and the record. If DEL fails,
-        too, add a note to `error`, and record how many plugins were started, for a later
+        """Run DEL after a failed ADD, and remove the namespace's bind mount and the record. If DEL
+        fails, too, add a note to `error`, and record how many plugins were started, for a later
         `detach`."""
         try:
             await self._plugins.delete(attachment, attachment.netns_path)
@@ -491,8 +491,8 @@ def _result(attachment: Attachment) -> NetworkResult:
 
 
 def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
-    """Return a path that opens the network namespace to which ADD attached the pod: its bind mount,
-    else `alternative`. Return "" if neither path has the device and inode of that namespace."""
+    """Return a path of the network namespace in which ADD set up the pod's network: the bind mount,
+    else `alternative`. Return "" if neither path has that namespace's device and inode."""
     name = attachment.netns_path if is_name(attachment.netns_path) else ""
     paths = (path for path in (name, alternative) if path)
     return next((path for path in paths if _namespace_id(path) == attachment.netns_id), "")
