@@ -53,8 +53,8 @@ class CniPlugin:
 
 
 def answer(plugin: CniPlugin, environment: Mapping[str, str], content: bytes) -> tuple[int, bytes]:
-    """Run the request in `environment` and `content` (stdin). Returns the plugin's exit code and
-    stdout."""
+    """Handle one CNI request: its command is in the variables `environment`, its configuration in
+    `content` (stdin). Returns the plugin's exit code and stdout."""
     cni_version = version.LATEST
     try:
         call = CniCall.from_environment(environment)

@@ -233,7 +233,8 @@ def remove_from_pod(path: str, ifname: str) -> None:
 
 
 def _remove_quiesced(host: NetlinkSocket, name: str) -> bool:
-    """Delete the veth `name` if it is down after `quiesce`. Returns whether it was deleted."""
+    """Delete the veth `name` if it is down, as `quiesce` leaves it. Returns whether it was
+    deleted."""
     link = find_link(host, name=name)
     return link is not None and not link.up and disconnect(host, name)
 

@@ -1,5 +1,4 @@
-"""Derives the elements of the host's nftables maps by which an attachment's packets are
-masqueraded."""
+"""Derives the nftables elements on the host that masquerade an attachment's packets."""
 
 from __future__ import annotations
 

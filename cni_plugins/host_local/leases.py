@@ -9,7 +9,7 @@ under the folder's lock.
 
 - `boot`: the kernel's boot id (kernel.random.boot_id).
 - `link`: the name of the pod's veth on the host.
-- `scope`: the runtime that owns the lease.
+- `scope`: the name of the runtime that owns the lease.
 
 This plugin and the reference plugin can read each other's leases. The file of an owner is written
 before its leases and removed after them, so that DEL finds every lease after a kill in between.
@@ -19,8 +19,8 @@ all leases of this plugin are void. A crash may leave an empty file in `owners/`
 all leases of that owner. A lease of the reference plugin has no boot id and stays until it is
 released.
 
-A released address is not assigned while its veth exists. The kernel removes links in the
-background, and the bridge would confuse the two pods.
+A released address is not assigned while the veth of its last pod exists. The kernel removes links
+in the background, and the bridge would confuse the two pods.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _LINK_TIMEOUT_S = 1.0
 # A file in `leaving/` is checked when its address is about to be assigned. The sweep limits the
 # number of other files, so that ADD need not check them all.
 _SWEEP_EVERY = 16
-"""Releasing an address whose number is a multiple of this checks all of `leaving/`."""
+"""`release` checks all files in `leaving/` if a released address, as an integer, is a multiple of
+this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +94,8 @@ class LeavingRecord(Record):
 
 
 class NetworkLeases:
-    """The leases of one network. Only `open_leases` makes such an object, and holds the network's
-    lock while the caller uses it."""
+    """The leases of one network. Only `open_leases` creates objects of this class. It holds the
+    network's lock while the caller uses the object."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
         self._folder, self._boot, self._link_exists = folder, boot, link_exists
@@ -172,8 +173,8 @@ class NetworkLeases:
         """Release the leases of previous boots, and the leases of owners for which `valid` returns
         False. Return the owners whose files were removed. A damaged file is returned by its name.
 
-        `scope`: unless it is empty, keep this boot's leases of runtimes with another scope, because
-        several runtimes may share a network."""
+        `scope`: the name of the calling runtime. This boot's leases of other runtimes on the same
+        network are kept. Empty: the leases of all runtimes may be released."""
         losers = []
         for name in self._names("owners"):
             path = f"owners/{name}"
@@ -411,7 +412,7 @@ def boot_id() -> str:
 
 
 def owner_name(container_id: str, ifname: str) -> str:
-    """Return the name of the owner of an attachment's leases, `container id/interface`. It is
+    """Return the name under which an attachment owns leases, `container id/interface`. It is
     unique, because container ids contain no slash."""
     return f"{container_id}/{ifname}"
 

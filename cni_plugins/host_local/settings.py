@@ -1,8 +1,8 @@
 """Parses host-local's options and the addresses that a pod requests.
 
-The order of the range sets: `runtimeConfig.ipRanges`, then the old form with `subnet` in `ipam`
-itself, then `ipam.ranges`. Requested addresses come from `runtimeConfig.ips`, `args.cni.ips` and
-`IP=` in CNI_ARGS.
+The range sets come from `runtimeConfig.ipRanges`, from `ipam` itself (the old form, with `subnet`)
+and from `ipam.ranges`, in this order. Requested addresses come from `runtimeConfig.ips`,
+`args.cni.ips` and `IP=` in CNI_ARGS.
 """
 
 from __future__ import annotations

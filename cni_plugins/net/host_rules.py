@@ -122,9 +122,9 @@ table inet TABLE {
 
 
 def owner_tag(network: str, container_id: str, ifname: str, scope: str = "") -> str:
-    """Return the tag by which an nftables element or a link names its owner:
-    NETWORK/CONTAINER_ID/IFNAME, and /SCOPE if `scope` is not empty. `scope`: the runtime's name for
-    itself (`PluginConfig.scope`).
+    """Return the owner tag of an attachment, NETWORK/CONTAINER_ID/IFNAME, with /SCOPE if `scope` is
+    not empty. The attachment's nftables elements have the tag as comment, its link has it as alias.
+    `scope`: the runtime's name (`PluginConfig.scope`).
 
     A tag has at most 128 characters, nft's limit for a comment. Network and container id are hashed
     if they are too long.
@@ -177,8 +177,8 @@ def port_elements(
     """Return the map elements that forward a host port to a pod.
 
     - `host_address`: None forwards the port of all host addresses.
-    - `near`: the subnet whose clients are masqueraded, as are clients on loopback; None masquerades
-      no clients."""
+    - `near`: the subnet whose clients are masqueraded. Clients on loopback are masqueraded, too.
+      None: no client is masqueraded."""
     packed_protocol, port = struct.pack("B3x", PROTOCOLS[protocol]), _port(host_port)
     target = pod.packed + _port(pod_port)
     if host_address is None:

@@ -1,5 +1,5 @@
-"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. These do not
-use the codec by which ADD talks to the kernel, so that they can find errors of the codec.
+"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. They do not
+use ADD's netlink codec (`rtnetlink`), so that they can find errors of that codec.
 
 Every function reads the network namespace of the calling process. The first call imports pyroute2,
 which takes 150 ms and 23 MiB.

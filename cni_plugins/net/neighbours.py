@@ -13,7 +13,8 @@ from cni_plugins.net.rtnetlink import pack_mac
 _ADVERTISEMENT, _OVERRIDE, _TARGET_LINK_ADDRESS = 136, 0x20000000, 2
 _ALL_NODES = "ff02::1"
 _HOPS = 255
-"""Receivers drop advertisements with fewer hops left, since those cannot come from the link."""
+"""The hop limit. Receivers drop an advertisement with a lower one, because a router may have
+forwarded it."""
 
 
 def open_advertiser() -> socket.socket:

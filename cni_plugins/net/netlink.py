@@ -113,8 +113,8 @@ class NetlinkSocket:
         self.close()
 
     def call(self, *requests: NetlinkRequest) -> None:
-        """Send all requests at once. Raises the first request's KernelError, after all requests are
-        answered."""
+        """Send all requests at once, and wait for all answers. Raises the KernelError of the first
+        request that failed."""
         for outcome in self.attempt(*requests):
             if isinstance(outcome, KernelError):
                 raise outcome

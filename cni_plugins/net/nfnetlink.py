@@ -1,8 +1,8 @@
 """Adds, removes and lists elements of nftables sets and maps by nfnetlink transactions
 (include/uapi/linux/netfilter/nf_tables.h).
 
-One element takes 0.02 ms, and running `nft` takes 3 to 12 ms. So `nft` only writes the rules, once
-per boot.
+The program `nft` writes only the rules, once per boot, because running it takes 3 to 12 ms. Adding
+an element here takes 0.02 ms.
 """
 
 from __future__ import annotations

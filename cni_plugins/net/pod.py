@@ -28,7 +28,7 @@ class PodNamespace:
         self.fd = fd
         self._route: NetlinkSocket | None = None
         self.pending: list[NetlinkRequest] = []
-        """Requests to send with the next ones."""
+        """The queued requests, which `send_pending` sends."""
         self.advertiser: socket.socket | None = None
         """A socket for neighbour advertisements, once a plugin has opened one
         (cni_plugins.net.neighbours)."""

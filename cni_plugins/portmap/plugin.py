@@ -30,7 +30,7 @@ class Rules:
     """What ADD installs for an attachment.
 
     - `elements`: elements of the nftables maps
-    - `subnets`: the subnets to whose chains the elements jump
+    - `subnets`: the subnets whose nftables chains the elements use
     - `from_loopback`: the pod's IPv4 addresses that clients on 127.0.0.1 may reach
     """
 
@@ -52,10 +52,10 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 
 
 def delete(call: CniCall, config: PluginConfig) -> None:
-    """Run DEL: remove the attachment's elements, which the tag in their comment identifies.
+    """Run DEL: remove the nftables elements whose comment is the attachment's tag.
 
-    With a scope, but without port mappings, returns without a search for elements. pyrunc's server
-    sets a scope and passes ADD's port mappings to DEL too, so such a pod has no elements."""
+    With a scope, but without port mappings, does not search for elements. pyrunc's server, which
+    sets the scope, passes ADD's port mappings to DEL too: without them the pod has no elements."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.all_elements(host_rules.PORT_SETS, host_rules.tag_of(call, config))
@@ -93,8 +93,9 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def derive(call: CniCall, config: PluginConfig, previous: Result) -> Rules:
-    """Return what ADD installs for the configuration and the result `previous`. Raises CniError for
-    an invalid configuration, and for a port to forward if `previous` has no address of the pod."""
+    """Return the rules that ADD installs for the configuration and the result `previous`. Raises
+    CniError if the configuration is invalid, or if a port is to be forwarded and `previous` has no
+    address of the pod."""
     options = settings.parse(config)
     masquerades = options.snat or options.masquerade_all
     pods = _pod_addresses(call, previous) if options.mappings else {}

@@ -96,9 +96,9 @@ class PluginConfig:
         return inner.get(name) if isinstance(inner, dict) else None
 
     def scope(self) -> str:
-        """Return `args.cni.scope`, a word that names the runtime which makes the call; empty if it
-        is not set. pyrunc's server sets it. Several runtimes may share a network: GC with a scope
-        keeps the attachments of other runtimes. Raises CniError INVALID_CONFIG."""
+        """Return `args.cni.scope`, the name of the calling runtime; empty if it is not set. GC with
+        a scope keeps the attachments of other runtimes on the same network. pyrunc's server sets
+        the scope. Raises CniError INVALID_CONFIG."""
         value = self.cni_argument("scope") or ""
         if (
             not isinstance(value, str)

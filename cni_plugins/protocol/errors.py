@@ -17,26 +17,26 @@ INVALID_CONFIG = 7
 TRY_AGAIN_LATER = 11
 NOT_AVAILABLE = 50
 INTERNAL = 999
-"""Codes from 100 on belong to the plugins; the reference implementation uses 999 for any other
-error."""
+"""An error without a code above, as in the reference implementation. Codes from 100 on belong to
+the plugins."""
 
 NO_ADDRESS_LEFT = 110
-"""Of pyrunc's plugins: host-local has no free address in a range."""
+"""Only in pyrunc's plugins: host-local has no free address in a range."""
 
 TAKEN = 111
-"""Of pyrunc's plugins: another pod has the requested resource, such as a host port."""
+"""Only in pyrunc's plugins: another pod has the requested resource, such as a host port."""
 
 IMPOSSIBLE = 112
-"""Of pyrunc's plugins: the request can never be fulfilled, such as a host port on ::1."""
+"""Only in pyrunc's plugins: the request can never be fulfilled, such as a host port on ::1."""
 
 DAMAGED = 120
-"""Of pyrunc's plugins: CHECK found a difference from the result of ADD."""
+"""Only in pyrunc's plugins: CHECK found a difference from the result of ADD."""
 
 
 class CniError(Error):
     """An error that a plugin reports.
 
-    - `code`: CNI's number: one of this module's constants, or another plugin's
+    - `code`: the CNI error code: a constant of this module, or a foreign plugin's own code
     - `details`: a longer explanation
     """
 

@@ -26,7 +26,8 @@ from cni_plugins.protocol.errors import DECODING_FAILURE, CniError
 
 INTERFACES_LIMIT, ADDRESSES_LIMIT, ROUTES_LIMIT, DNS_ENTRIES_LIMIT = 64, 64, 512, 64
 _FAMILIES = {"ip4": 4, "ip6": 6}
-"""The keys of 0.1.0 and 0.2.0, which have one address of each family and no interfaces."""
+"""Key in results of versions 0.1.0 and 0.2.0 -> IP version. These results have one address for each
+key, and no interfaces."""
 _COMPATIBLE_FORMS = {form: {form} for form in version.Form} | {
     version.Form.NEWEST: {version.Form.NEWEST, version.Form.LISTS}
 }
@@ -44,10 +45,10 @@ _ROUTE_NUMBERS = {
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """A link that a plugin created or changed. `sandbox`: the path of its network namespace, empty
-    for a link on the host.
+    """A network interface that a plugin created or changed. `sandbox`: the path of its network
+    namespace, empty for an interface on the host.
 
-    A JSON field of a wrong type is empty here; `Result.raw` has it unchanged.
+    A field whose JSON value has a wrong type is empty here. `Result.raw` keeps the JSON value.
     """
 
     name: str

@@ -23,7 +23,7 @@ pkg/version/conf.go)."""
 
 
 class Form(Enum):
-    """The form of a result's JSON, which several versions share."""
+    """A form of a result's JSON. Several versions share one form."""
 
     SINGLE_ADDRESSES = "ip4 and ip6"
     VERSIONED_LISTS = "ips with a version"
