@@ -1,2 +1,2 @@
-"""The server's clients of the shims, and of the keeper, the process that stores copies of the
-shims' descriptors. Verbs use `pod.Pod`."""
+"""Lets the server call the shims and the keeper (the process that stores copies of the shims'
+descriptors). The CRI verbs use `pod.Pod`."""

@@ -38,7 +38,8 @@ _CONNECT_TIMEOUT_S = 2.0
 SHIM = "pyrunc.shim.main:main"
 """The function that the zygote forks."""
 MOST_FDS = ipc.MOST_FDS - 1
-"""One is reserved for a long message, which is sent in a memfd."""
+"""How many descriptors a request can carry. One more is reserved: a long message is sent in a
+memfd."""
 
 
 @dataclass
@@ -62,8 +63,8 @@ class SessionStreams:
 @dataclass
 class ExecSession(SessionStreams):
     """A process started by `exec`, and its streams. The future `exited` gets its exit code, or the
-    exception Unavailable when the shim is lost. `output`: stdout and stderr of a process that had
-    ended when the shim answered; such a session has no streams."""
+    exception Unavailable when the shim is lost. If the process ended before the shim answered,
+    `output` is its stdout and stderr, and the session has no streams."""
 
     exec_id: str = ""
     container: str = ""
@@ -152,10 +153,10 @@ class ShimClient:
         return await self._ask(messages.StartContainer(container), messages.ContainerStarted)
 
     async def take_over_pause(self) -> str | None:
-        """Have this shim take over the pause process of a dead shim from the keeper. Return the
-        path of the pod's network namespace, which this shim keeps open from now on. Return None if
-        the dead shim had not opened a network namespace. Raises NotFound without an entry in the
-        keeper, Unavailable without a keeper."""
+        """Have this shim take over a dead shim's pause process, with the data and descriptors that
+        the keeper stores. Return the path of the pod's network namespace, which this shim keeps
+        open from now on. Return None if the dead shim had not opened a network namespace. Raises
+        NotFound if the keeper has no entry of the process, Unavailable if no keeper answers."""
         return (await self._ask(messages.TakeOverPause(), messages.NetworkNamespace)).netns_path
 
     async def take_over_container(
@@ -166,12 +167,12 @@ class ShimClient:
         *,
         stdin_once: bool = False,
     ) -> None:
-        """Have this shim take over a container of a dead shim from the keeper, and end the dead
-        shim's exec `sessions` in it. Raises NotFound without an entry in the keeper, Unavailable
-        without a keeper.
+        """Have this shim take over a dead shim's container, with the data and descriptors that the
+        keeper stores, and end the dead shim's exec `sessions` in the container. Raises NotFound if
+        the keeper has no entry of the container, Unavailable if no keeper answers.
 
-        - `stdin`: a list with the writing end of the container's stdin, or empty. The descriptor
-          stays the caller's.
+        - `stdin`: a list with the writing end of the container's stdin, or empty. The caller closes
+          the descriptor.
         - `stdin_once`: stdin ends when its first client leaves.
         """
         ended = [[session.pid, session.start_time] for session in sessions]
@@ -316,9 +317,9 @@ class ShimClient:
         self._break_sessions(why)
 
     async def _ask(self, request: Request, kind: type[Reply], fds: Sequence[int] = ()) -> Reply:
-        """Send a request and return its answer, which has no descriptors. `fds` are sent with the
-        request and stay the caller's. Raises the error that the shim reports, Unavailable when the
-        shim is lost, PeerError for a malformed answer."""
+        """Send a request with the descriptors `fds`, which the caller closes. Return its answer,
+        which has no descriptors. Raises the error that the shim reports, Unavailable when the shim
+        is lost, PeerError for a malformed answer."""
         _, answering = self._peer.ask(request.to_message(), fds)
         return kind.of(await wait_fields(answering), PeerError)
 
@@ -393,8 +394,8 @@ def _own_oom_score() -> int:
 
 @contextlib.contextmanager
 def _listener(sandbox_dir: str | os.PathLike[str]) -> Iterator[socket.socket]:
-    """Yield a socket that listens in the sandbox's folder; it replaces the socket of a dead
-    shim."""
+    """Yield a socket that listens in the sandbox's folder. The socket file of a dead shim is
+    replaced."""
     with short_path(sandbox_dir) as path, _open_socket() as listener:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{path}/{messages.SOCKET}")

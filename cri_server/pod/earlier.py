@@ -1,17 +1,17 @@
-"""Takes pods over from the shims of the version before, which had one shim for each pod and no
-keeper (shim protocol 2). This file, its uses and tests/cri/test_earlier_shims.py can be deleted
-once no node upgrades from that version any more.
+"""Takes over pods from shims of the previous version (shim protocol 2). That version had one shim
+for each pod and no keeper. This file, its uses and tests/cri/test_earlier_shims.py can be deleted
+when no node upgrades from that version any more.
 
-A shim of the version before answers the call `keep` with all that another shim needs for one
-process: the data of an entry in the keeper, and descriptors. The server stores the data and
-descriptors in the keeper, and ends the shim. Then a shim of this version takes the pod over as from
-a shim that was killed.
+A shim of the previous version answers the call `keep` with all that another shim needs for one
+process: the data of an entry in the keeper, and descriptors. The server stores both in the keeper,
+and ends the shim. Then a shim of this version takes over the pod, just as after the death of a
+shim.
 
 From Linux 6.15 on, the exit code of a container whose shim is dead can be read by pidfd
-(PIDFD_INFO_EXIT). On older kernels the shim of the version before is stopped by SIGSTOP instead of
-killed: a stopped parent reaps nothing, so the exit codes of its children stay in /proc. The server
-kills the stopped shim when all its children have ended. Until then the shim also has the writing
-ends of their stdin pipes, so that no container reads the end of its input.
+(PIDFD_INFO_EXIT). On older kernels the server does not kill the previous version's shim, but stops
+it by SIGSTOP: a stopped parent reaps nothing, so the exit codes of its children stay in /proc. The
+server kills the stopped shim when all its children have ended. Until then the shim also has the
+writing ends of their stdin pipes, so that no container reads the end of its input.
 """
 
 from __future__ import annotations
@@ -49,13 +49,14 @@ PROTOCOL = 2
 POLL_S = 0.0005  # between two reads of a shim's state
 POLLS_LIMIT = 1000  # reads until a shim counts as stopped
 STOPPED = "stopped"
-"""The content of the file of a shim that stays stopped."""
+"""Content of a shim's file in the folder `earlier_shims` if the shim is to stay stopped by
+SIGSTOP."""
 STOPS_LIMIT = 500  # attempts to stop a shim while it is idle
 
 
 class Keep(Request):
-    """Asks a shim of the version before for the data and descriptors of `container`, or of the
-    pause process if `container` is None. With them another shim can take over the process."""
+    """Asks a shim of the previous version for the data and descriptors with which another shim can
+    take over `container`, or the pause process if `container` is None."""
 
     call = "keep"
     container: Id | None = None
@@ -76,8 +77,8 @@ class KeptPause(Record):
 
 
 class EarlierShims:
-    """Stores the pods of shims of the version before in the keeper, and ends these shims. Use from
-    one event loop."""
+    """Stores the pods of the previous version's shims in the keeper, then ends these shims. Use
+    from one event loop."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths
@@ -87,9 +88,9 @@ class EarlierShims:
             self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
-        """Store all pods of the sandbox's shim, which is of the version before, in the keeper, and
-        end the shim. `sandboxes`: all sandboxes of the server, including all that this shim serves.
-        Does nothing when the shim has ended. After an Error the shim continues."""
+        """Store all pods of the sandbox's shim in the keeper, then end the shim, which is of the
+        previous version. `sandboxes`: all sandboxes of the server, including all that this shim
+        serves. Does nothing when the shim has ended. After an Error the shim continues."""
         # One shim after the other, so that each pod is without a shim for a few milliseconds only.
         async with self._lock:
             shim = sandbox.shim
@@ -107,7 +108,7 @@ class EarlierShims:
             log.info("shim %d has an earlier version: its pods move to another shim", shim.pid)
 
     async def _store(self, sandbox: Sandbox) -> list[ProcessIdentity]:
-        """Store an entry for each running process of the sandbox in the keeper; return the
+        """Store in the keeper an entry for each running process of the sandbox; return the
         processes."""
         client = await ShimClient.connect(self._paths.sandbox_state(sandbox.id))
         try:

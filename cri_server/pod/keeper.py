@@ -1,10 +1,10 @@
-"""Reads the keeper's entries of pods (`pyrunc.keeper.client`), starts the keeper and replaces a
-dead one.
+"""Starts the keeper, starts a new one when it has died, and reads its entries about pods
+(`pyrunc.keeper.client`).
 
 When a keeper has died, the shims send their entries to its successor. The server also replaces its
-zygote and shims, so that new pods descend from the new keeper, which reaps their processes after
-the death of a shim. Containers of the old shims do not descend from the new keeper: if such a shim
-dies, the exit codes of its containers can be read only on Linux 6.15 or newer.
+zygote and shims, so that the processes of new pods descend from the new keeper: if their shim dies,
+the keeper reaps them. Containers of the old shims do not descend from the new keeper: if an old
+shim dies, the exit codes of its containers can be read only on Linux 6.15 or newer.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from pyrunc.shim.messages import StoredContainer, StoredPause
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0  # between attempts to start a keeper
-KINDS = ("pod", "container")  # of entries; the others are mounts of images
+KINDS = ("pod", "container")  # entries of other kinds are mounts of images
 ATTEMPTS, ATTEMPT_INTERVAL_S = 5, 0.2  # while the keeper is stopped or being replaced
 
 
 class StoredPods:
-    """The entries of shims in the keeper of `folder`: by sandbox id for pause processes, by
-    container id for containers."""
+    """The entries that shims have stored in the keeper of `folder`. An entry describes a pause
+    process and has the sandbox's id, or a container and has the container's id."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

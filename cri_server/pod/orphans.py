@@ -91,8 +91,8 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Return whether a shim may have started the container, even if no file tells of the start: a
-    shim was asked to, or the container's cgroup contains processes."""
+    """Return whether a shim may have started the container without having written a file about it:
+    the server has requested the start, or the container's cgroup contains processes."""
     return container.start_sent or groups.place(container.cgroups_path, container.id).populated()
 
 

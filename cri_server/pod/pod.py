@@ -1,5 +1,5 @@
-"""Pod: the operations on a sandbox and its containers that the pod's shim carries out for the
-server's verbs.
+"""Class `Pod`, through which the CRI verbs operate on a sandbox and its containers. The pod's shim
+carries the operations out.
 
 A shim may be killed, replaced or stop answering at any time (`cri_server.pod.shims`). Methods that
 start or change something then raise Unavailable. Methods that end something work without a shim.
@@ -29,10 +29,10 @@ log = logging.getLogger(__name__)
 
 COMPILE_TIMEOUT_S = 60.0
 SHIM_TIMEOUT_S = 20.0
-"""How long a shim may take to confirm an end, beyond the grace period. Longer than
-`UNKILLABLE_AFTER_S` (pyrunc/shim/stop.py), after which the shim reports that SIGKILL had no
-effect."""
-SHIMS_LIMIT = 5  # that are lost while one container is stopped
+"""How long, beyond the grace period, a shim may take to confirm that a process has ended. Longer
+than `UNKILLABLE_AFTER_S` (pyrunc/shim/stop.py): after that time the shim reports that SIGKILL had
+no effect."""
+SHIMS_LIMIT = 5  # the stop of a container fails after the loss of so many
 
 
 class Pod:
@@ -69,7 +69,7 @@ class Pod:
         return await self._shims.reach(self._sandbox)
 
     async def wait_taken_over(self) -> None:
-        """Wait until a take-over by another shim, if one is under way, has ended."""
+        """If another shim is just taking over the pod, wait until it has done so or failed."""
         await self._shims.drain(self._sandbox)
 
     async def release_shim(self) -> None:

@@ -91,8 +91,8 @@ class ShimProcesses:
     async def end_outdated(self, process: ProcessIdentity) -> bool:
         """End `process`, a shim of another version, and remove its folder. The shim first logs all
         output that it has read. It is killed if it does not know this request or has not ended
-        after `ANSWER_S`. Return whether the shim was ended: not if it cannot write a log, because
-        the output would be lost."""
+        after `ANSWER_S`. If it cannot write a log, the output would be lost: then the shim
+        continues, and the result is False."""
         folder = self._outdated.get(process)
         if folder is not None:
             try:
@@ -120,9 +120,8 @@ class ShimProcesses:
             client.close()
 
     async def renew(self) -> None:
-        """Fork a new shim below the current keeper for each shim that gets new pods; the new shims
-        then get new pods instead. The old shims keep their pods, and each ends with the last of its
-        pods.
+        """Replace each shim that gets new pods by a shim forked below the current keeper. The old
+        shims keep their pods, get no new ones, and end with the last of their pods.
 
         Raises Error when a shim cannot be forked.
         """

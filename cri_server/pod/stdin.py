@@ -1,5 +1,6 @@
-"""Copies the stdin pipes of containers from a shim that is about to be replaced. The keeper cannot
-store them: as long as it has a writing end, the pipe's reader never reads the end of file."""
+"""Keeps the stdin of containers open while their shim is replaced: the server holds copies of the
+pipes' writing ends. The keeper cannot hold them, because as long as it has a writing end, the
+container never reads the end of file."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ async def notify_plugins(context: RemoveSandboxContext) -> None:
 
 async def release_network(context: RemoveSandboxContext) -> None:
     """Detach the pod's network if StopPodSandbox could not. For a pod without a network record,
-    remove only the bind mount that keeps its network namespace. Raises the errors of the CNI
+    remove only the bind mount that keeps its network namespace alive. Raises the errors of the CNI
     plugins."""
     if not context.sandbox.host_network:
         await context.services.network.detach(context.sandbox.id, None)

@@ -177,8 +177,8 @@ async def make_state(context: RunContext) -> None:
 
 
 async def write_files(context: RunContext) -> None:
-    """Write resolv.conf, hostname and hosts, which the pod's containers mount, and pause.json, from
-    which the shim compiles the pause process."""
+    """Write resolv.conf, hostname and hosts (the pod's containers mount them) and pause.json (the
+    shim compiles the pause process from it)."""
     record = pause_request(context)
     folder = context.services.paths.sandbox_state(context.sandbox.id)
     await disk.write_in_thread(lambda: _write_files(context, record), folder)

@@ -76,8 +76,9 @@ def build_item(container: Container) -> api.Container:
         labels=config.labels,
         annotations=config.annotations,
     )
-    # With RuntimeClassInImageCriApi kubelet keeps an image whose id and handler a listed container
-    # has. Images are listed without a handler, so with one here it would remove images in use.
+    # With the feature RuntimeClassInImageCriApi kubelet keeps an image if a listed container has
+    # the image's id and handler. Images are listed without a handler, so a handler here would make
+    # kubelet remove images in use.
     result.image.runtime_handler = ""
     return result
 

@@ -29,7 +29,8 @@ def build_status(sandbox: Sandbox) -> api.PodSandboxStatus:
     kubelet compares them."""
     result = _with_common_fields(api.PodSandboxStatus, sandbox)
     result.linux.namespaces.options.CopyFrom(sandbox.options)
-    # Present without addresses, too: kubelet logs a status without it (determinePodSandboxIPs).
+    # Set even without addresses: kubelet logs a status that has no `network`
+    # (determinePodSandboxIPs).
     result.network.SetInParent()
     if sandbox.ips:
         result.network.ip = sandbox.ips[0]
