@@ -1,9 +1,9 @@
-"""Compiles launches in the shim: a container's when it is created, the pause process's and an
-exec's when they are started.
+"""Compiles launches in the shim: for a container when it is created, for a pause process or an exec
+when it is started.
 
-The input is in files of the container's and the sandbox's folder (`shim.files`). So after a kill of
-the shim, another shim can compile the container or the pause process again. Only the functions that
-`fork_first` returns wait for other processes.
+The input is read from files in the container's or the sandbox's folder (`shim.files`). So if the
+shim is killed, another shim can compile the container or the pause process again. Only the
+functions that `fork_first` returns wait for other processes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from pyrunc.spec.model import Hook, Spec
 
     Prepared = tuple[Message, list[int]]
-    """The result of a fork: fields and descriptors."""
+    """The result of the function that `fork_first` returns: fields and descriptors."""
 
 # A full node has 110 pods and at least two shims. A configuration takes 19 KiB, and spares an exec
 # 0.4 ms.
@@ -78,8 +78,8 @@ class CompiledProcess:
             self.fds = []
 
     def leave_to_fork(self) -> None:
-        """Close the descriptors of this process, after a fork that carries out the launch. A
-        systemd scope's placeholder process lives until the fork ends it."""
+        """Close the shim's copies of the descriptors, after it has forked a process that carries
+        out the launch. That process also ends the placeholder process of a systemd scope."""
         if self.cgroup is not None:
             write_end = self.cgroup.release_placeholder()
             if write_end is not None:
@@ -93,8 +93,8 @@ class CompiledContainer(CompiledProcess):
 
     - `state`: the content of its state.json, still without the process
     - `group`: its cgroup
-    - `poststart`: its hooks of that kind
-    - `poststop`: it has hooks or resctrl groups for `Starter.after_stop`
+    - `poststart`: its poststart hooks
+    - `poststop`: it has poststop hooks or resctrl groups, so `Starter.after_stop` must run
 
     A container that another OCI runtime starts or CRIU restores has no launch. Instead, the shim
     attaches its mounts:
@@ -166,7 +166,7 @@ class ContainerCompiler:
         `prepared`: the result of `fork_first`. Its descriptors belong to the compiled container.
         """
         file, spec, parts = self._file, self._spec, self._parts
-        # createContainer hooks find the root there, in the container's mounts only
+        # createContainer hooks find the root there, in the container's mount namespace only
         if spec.hooks.create_container and spec.root:
             os.makedirs(os.path.join(self._directory, spec.root.path), mode=0o700, exist_ok=True)
         if file.rootfs.volatile:
@@ -240,8 +240,8 @@ class ContainerCompiler:
         return {"attached": attached}, opened
 
     def _with_places(self, prepared: Prepared) -> CompiledContainer:
-        """Return the compiled container of another runtime or of a checkpoint. It has no launch,
-        but mounts that the shim attaches. `prepared`: the result of `_open_places`."""
+        """Return the compiled container of another runtime or of a checkpoint. Instead of a launch
+        it has mounts, which the shim attaches. `prepared`: the result of `_open_places`."""
         fields, fds = prepared
         file, spec = self._file, self._spec
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
@@ -429,8 +429,9 @@ def execute(
 def looks_up_home(
     container: SupervisedContainer, request: messages.StartExec, oom_score_adj: int
 ) -> bool:
-    """Return whether `execute` reads the container's /etc/passwd, which may be on storage that does
-    not answer: the process's environment has no HOME. Raises Error, OSError."""
+    """Return whether `execute` looks up HOME in the container's /etc/passwd, because the process's
+    environment has none. The lookup may block, if the file's storage does not answer. Raises Error,
+    OSError."""
     env = request.process.get("env")
     if env is None:
         process = _configuration(container.directory, oom_score_adj).spec.process
@@ -453,8 +454,8 @@ _configurations: dict[str, _Configuration] = {}
 
 
 def _configuration(directory: str, oom_score: int) -> _Configuration:
-    """Return the container's configuration, with the `oom_score` if it has none. It comes from a
-    cache unless the file has changed."""
+    """Return the container's configuration, from a cache unless the file has changed. `oom_score`:
+    the OOM score if the configuration has none."""
     path = f"{directory}/{messages.CONFIG}"
     cached = _configurations.pop(path, None)
     if cached is None or cached.identity != _identity(os.stat(path)):
@@ -464,14 +465,14 @@ def _configuration(directory: str, oom_score: int) -> _Configuration:
         cached = _Configuration(identity, _with_oom_score(spec, oom_score))
     while len(_configurations) >= CONFIGURATIONS_AT_MOST:
         del _configurations[next(iter(_configurations))]
-    # At the end: the first one was used the longest time ago.
+    # Insert at the end: the first entry is then the one that was used the longest time ago.
     _configurations[path] = cached
     return cached
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return what tells one content of a file from another."""
-    # More than the inode's number, which a filesystem may give out again.
+    """Return numbers of a file that change together with its content."""
+    # The inode's number alone is not enough: a filesystem may give it to a later file.
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
@@ -481,8 +482,8 @@ def forget(directory: str) -> None:
 
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:
-    """Return the configuration; if it has no OOM score, with the server's. Otherwise the process
-    would inherit the shim's score, by which the OOM killer spares the shim."""
+    """Return the configuration, with the OOM score `score` if it has none. Without a score the
+    process would inherit the shim's, which protects from the OOM killer."""
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec

@@ -53,10 +53,10 @@ class RestoreFolders(Record):
 class LaunchFile(RecordFile):
     """The parameters of a container's launch that are not in its config.json.
 
-    - `image_volumes`: mounted images, by the names that bind mounts have as sources
-    - `layer_volumes`: unpacked images, by such names
-    - `settled`: bind sources whose real paths the server has resolved. A symbolic link in such a
-      path is an error when the path is opened again.
+    - `image_volumes`: mounted images by NAME, for the bind mounts whose source is `pyrunc:NAME`
+    - `layer_volumes`: unpacked images by NAME, for the same purpose
+    - `settled`: bind sources whose real paths the server has resolved. If such a path has a
+      symbolic link when it is opened again, that is an error.
     - `runtime`: the other OCI runtime that starts the container
     - `restore`: the folders from which CRIU restores the container
     - `places`: mounts that the shim attaches before `runtime` or CRIU runs

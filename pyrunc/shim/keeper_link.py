@@ -1,9 +1,9 @@
-"""A shim's connection to the keeper. By the keeper's entries (`messages.StoredPause`,
-`StoredContainer`) another shim can take the pods over. The keeper also returns the wait statuses of
-processes that are not the shim's children.
+"""A shim's connection to the keeper, a process that stores entries (`messages.StoredPause`,
+`StoredContainer`) from which another shim can take the pods over. The keeper also reports the wait
+statuses of processes that are not the shim's children.
 
 The server replaces a keeper that was killed, and each shim stores its entries in the new one.
-Without a keeper pods run, but end with their shim.
+Without a keeper, pods run, but end with their shim.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 # Less than the client's default of 2 s: the shim has one thread, so all its pods wait meanwhile.
 TIMEOUT_S = 0.5
-# A successor listens some milliseconds after the kill. Until it is filled the shim alone has the
-# descriptors, so the first attempt comes soon.
+# A new keeper listens some milliseconds after the old one was killed. Until it has the entries,
+# only the shim has the descriptors, so the first attempt comes soon.
 AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
 """The time from a lost connection to the next attempt. It doubles with each attempt that fails."""
 
@@ -99,7 +99,7 @@ class KeeperLink:
         written exit.json, the shim that takes over reads the status."""
         try:
             self._call(lambda keeper: keeper.post_note(pid, start_time, status))
-        except Error:  # the kernel may tell
+        except Error:  # the kernel may still have the status
             pass
 
     # -- the connection
@@ -109,10 +109,10 @@ class KeeperLink:
         if self._keeper is None:
             return
         try:
-            self._connect()  # to a new keeper all is to be put
+            self._connect()  # if the keeper is new, this adds all names to `_unsent`
             for name in list(self._undropped):
                 self._drop(name)
-            # Not a `for`: a connection that is opened anew within `_put` adds all names again.
+            # Not a `for`: `_put` may connect again, which adds all names again.
             while self._unsent:
                 self._put(next(iter(self._unsent)))
         except Unavailable:
@@ -164,7 +164,8 @@ class KeeperLink:
         if self._keeper.fileno() >= 0:
             return
         self._keeper.hello()
-        self._unsent = set(self._sources)  # it is another one, or has dropped what was on its way
+        # The keeper is new, or messages were lost with the old connection.
+        self._unsent = set(self._sources)
         if self._unsent:
             self._send_later()
         self._loop.watch(self._keeper.fileno(), READABLE, self._readable)

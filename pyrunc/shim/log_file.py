@@ -45,8 +45,8 @@ class LogFile:
 
         - `on_waiting()`: is called when lines could not be written. The caller must then call
           `retry` from time to time.
-        - `directory`: the pod's log folder. A symbolic link as this folder, as a folder below it,
-          or as the file is an error.
+        - `directory`: the pod's log folder. If this folder, a folder below it or the file is a
+          symbolic link, the file is not opened.
         """
         self.path, self.directory = path, directory
         self._on_waiting = on_waiting
@@ -121,8 +121,8 @@ class LogFile:
         return whole
 
     def _cut_off(self, torn_bytes: int) -> None:
-        """Remove the last `torn_bytes` bytes of the file, the beginning of a line whose rest could
-        not be written. Does nothing if the log is not a regular file."""
+        """Remove the last `torn_bytes` bytes of the file: the beginning of a line that could not be
+        written to its end. Does nothing if the log is not a regular file."""
         try:
             # The next record begins at the new end without lseek(2), because of O_APPEND (open(2)).
             size = os.fstat(self._fd).st_size
@@ -142,8 +142,8 @@ def open_log(path: str, directory: str = "") -> int:
     """Open `path` for appending; return the descriptor. A missing file is made with mode 0640,
     missing folders with 0755. Raises KernelError.
 
-    A symbolic link as the pod's log folder `directory`, as a folder below it, or as the file is an
-    error. By such a link, a pod that may write to the node's logs could make any file of the host
+    It is an error if the pod's log folder `directory`, a folder below it or the file is a symbolic
+    link. By such a link, a pod that may write to the node's logs could make any file of the host
     grow.
     """
     above, name = os.path.split(path)

@@ -1,8 +1,8 @@
 """The shim's event loop: calls handlers when descriptors are ready and timers are due. It has
 neither threads nor asyncio, because an idle shim must cost nothing.
 
-Readiness is level-triggered, so no handler misses an event, and a watched descriptor that is read
-more than once for an event is non-blocking. An event never reaches the handler of a later
+Readiness is level-triggered, so no handler misses an event. A handler that reads its descriptor
+more than once for an event makes it non-blocking. An event never reaches the handler of a later
 descriptor with the same number.
 """
 
@@ -108,8 +108,8 @@ class EventLoop:
         handlers = self._handlers
         ready = [(fd, events, handlers.get(fd)) for fd, events in self._epoll.poll(self._wait_s())]
         for fd, events, handler in ready:
-            # A handler of this round may have closed the descriptor, whose event is in the list
-            # already. Another descriptor may have got its number, and would be read in vain.
+            # An earlier handler of this round may have closed the descriptor. Another descriptor
+            # may have got its number, and would be read in vain.
             if handler is not None and handlers.get(fd) is handler:
                 _guarded(handler, events)
         now = time.monotonic()  # read once: a timer that is set meanwhile belongs to the next turn

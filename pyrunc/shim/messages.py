@@ -10,11 +10,12 @@ shim may be older or newer than its client: unknown fields are ignored, an unkno
 has the stages of the call with their times (`Timings.noted`); with `timed` in the request, also
 each operation of a launch.
 
-Files. `shim.sock` and `shim.json` {pid, start_time} are in the shim's folder (calls `take_pod`,
-`shim` and `end_shim`), and in the folder of each sandbox that it serves (all other calls). In a
-container's folder the shim writes `state.json` when the container runs (`container.state`, with
-started_at_ns), and `exit.json` {exit_code, signal, finished_at_ns, oom_killed, reason?, message?}
-before any client is notified. It reads `config.json` there for poststop hooks.
+Files. The shim's folder and the folder of each sandbox that the shim serves have a `shim.sock` and
+a `shim.json` {pid, start_time}. The socket in the shim's folder takes the calls `take_pod`, `shim`
+and `end_shim`; a sandbox's socket takes all other calls. In a container's folder the shim writes
+`state.json` when the container runs (`container.state`, with started_at_ns), and `exit.json`
+{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client is notified. It
+reads `config.json` there for poststop hooks.
 """
 
 from __future__ import annotations
@@ -147,15 +148,15 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
     return None if kind is None else kind.of(message)
 
 
-# ---- what the keeper stores, so that another shim can go on with a pod when its own was killed
+# ---- the keeper's entries, from which another shim takes over a pod whose shim was killed
 #
 # The reading ends of a container's output, pipes or a terminal's master, stay open in the keeper,
-# so that no output is lost while no shim lives. A pipe's writing end is never stored: its reader
-# would wait for an end that does not come.
+# so that no output is lost while no shim lives. A pipe's writing end is never stored: the pipe's
+# reader would never see the end of file.
 #
-# Lost with a killed shim are exec sessions, attached clients, the stdin of a container without a
-# terminal, and output that it had read but not written: the beginning of an unfinished line, and
-# what came in the 50 microseconds between the two calls. A shim that ends by `EndShim` has written
+# A killed shim loses exec sessions, attached clients, the stdin of a container without a terminal,
+# and output that it had read but not written: the beginning of an unfinished line, and the output
+# of the 50 microseconds between read(2) and write(2). A shim that ends by `EndShim` has written
 # this output.
 
 
@@ -229,15 +230,14 @@ class PauseStarted(Record):
 
 
 class CreateContainer(Request):
-    """Compile the container whose config.json and launch.json are in its folder, and make its
-    cgroup. A container that was created but not started is dropped and compiled anew.
+    """Compile the container from config.json and launch.json in its folder, and make its cgroup. If
+    the container was created before but not started, it is compiled anew.
 
     - `images`: index files of the mounted images
-    - `opened`: host paths of bind sources
+    - `opened`: host paths of the bind sources that the server has opened
     - `sources`: facts about bind sources, by host path
 
-    The request's descriptors are a mount for each of `images`, then the open source for each of
-    `opened`.
+    The request's descriptors are a mount for each of `images`, then one for each of `opened`.
     """
 
     call = "create_container"
@@ -320,8 +320,8 @@ class StartExec(Request):
 
 
 class ExecStarted(Record):
-    """The answer to `StartExec`: the session's process runs. Its descriptors are the terminal's
-    master, or a pipe for each requested one of stdin, stdout and stderr.
+    """The answer to `StartExec`: the session's process runs. The answer's descriptors are the
+    terminal's master, or a pipe for each requested stream, in the order stdin, stdout, stderr.
 
     If the process has ended within `StartExec.exit_within_ms` and its output is short, the answer
     has `exit_code` and no descriptors, and no `ExecExited` follows. `output`: stdout and stderr;
@@ -409,7 +409,7 @@ class ContainerState(Record):
 
 
 class PodState(Record):
-    """The pod's state as its shim has it.
+    """The answer to `GetState`: the pod's pause process, containers and exec sessions.
 
     - `protocol`: the shim's protocol version
     - `holder`: the pause process, also after its end
@@ -466,7 +466,7 @@ class TakePod(Request):
     `NetworkNamespace`.
 
     - `network`: the pod needs a network namespace, because it does not use the host's.
-    - `deadline_s`: the time (CLOCK_MONOTONIC) from which on the shim refuses the request, because
+    - `deadline_s`: a time (CLOCK_MONOTONIC). From then on the shim refuses the request, because
       the server may have sent it to another shim.
     """
 

@@ -66,9 +66,9 @@ class KillCounts:
         return True
 
     def _may_be_of_another(self, parent: str) -> bool:
-        """Return whether an OOM kill counted in `parent` may have been in another container: one of
-        this pod, whose cgroup is removed but whose kills are not counted yet, or one of another
-        pod, if pods share `parent`."""
+        """Return whether an OOM kill counted in `parent` may have been in another container: in one
+        of this pod whose cgroup was removed before its kills were counted or, if pods share
+        `parent`, in one of another pod."""
         if any(_is_removed(group, parent) for group in self._open):
             return True
         return not set(cgroup.children(parent)) <= self._open

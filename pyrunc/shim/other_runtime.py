@@ -1,5 +1,5 @@
-"""Runs containers by another OCI runtime, with runc's command line, which all of them have. The
-commands run in forks of the shim.
+"""Runs containers with an OCI runtime other than pyrunc, by runc's command line, which all runtimes
+have. The commands run in forks of the shim.
 
     create --bundle DIR --pid-file FILE [--console-socket SOCKET] ID, start ID, kill ID NUMBER,
     delete --force ID,
@@ -61,8 +61,8 @@ NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "no
 
 
 class RuntimeCommand:
-    """The runtime's command line for one container. Making it changes the working directory to the
-    container's folder, because the path of a socket must be short."""
+    """The runtime's command line for one container. The constructor changes the working directory
+    to the container's folder, because the path of a socket must be short."""
 
     def __init__(self, record: OtherRuntime, directory: str) -> None:
         """Change the working directory to the container's folder `directory`, whose name is the
@@ -99,8 +99,8 @@ class RuntimeCommand:
         self._run(["kill", self.id, str(number)])
 
     def delete(self) -> None:
-        """Delete the container by the runtime: its cgroups and the runtime's state of it. The
-        runtime runs the poststop hooks. Raises the errors of `_run`."""
+        """Let the runtime delete the container's cgroups and the runtime's own state, and run the
+        poststop hooks. Raises the errors of `_run`."""
         self._run(["delete", "--force", self.id])
 
     def _spawn(
@@ -228,7 +228,8 @@ def execute(
 
 
 def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | None) -> None:
-    """Attach the mounts in a new mount namespace of this process, which its children inherit."""
+    """Move this process into a new mount namespace, which its children inherit, and attach the
+    container's mounts there."""
     unshare(CLONE_NEWNS)
     real = os.path.realpath(directory)
     above = max(
@@ -239,9 +240,9 @@ def attach(compiled: CompiledContainer, directory: str, pause: PauseProcess | No
         ),
         key=len,
     )
-    # This one mount alone: volumes that are shared with the host go on being so.
-    # Without it the mounts that follow would propagate to the host: a new mount namespace stays in
-    # the peer groups of the old one (mount_namespaces(7)).
+    # Otherwise the mounts that follow would propagate to the host: a new mount namespace stays in
+    # the peer groups of the old one (mount_namespaces(7)). Only this mount becomes a slave, so that
+    # volumes that are shared with the host stay shared.
     kernel_mount.mount(None, above, None, MS_SLAVE)
     for place, number in zip(compiled.attached, compiled.fds, strict=True):
         kernel_mount.move_mount(number, f"{directory}/{place}")

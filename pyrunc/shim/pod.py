@@ -43,11 +43,11 @@ if TYPE_CHECKING:
         def compile(self, prepared: Prepared | None) -> Compiled: ...
 
 
-# A client whose session has just ended can still kill what the session left running.
+# For this time after an exec session's end, a client can kill the processes that it left running.
 ENDED_EXEC_S = 5.0
 PAUSE_GRACE_S = 0.5
-# rmdir(2) gives EBUSY while a process that is no zombie is in the group (cgroups(7)), and a killed
-# one has to release its memory first.
+# rmdir(2) gives EBUSY while the cgroup has a process that is not a zombie (cgroups(7)). A killed
+# process first releases its memory, then becomes a zombie.
 GROUP_RETRY_S = 0.1
 GROUP_TRIES = 50
 END_RETRY_S = 0.02
@@ -89,9 +89,9 @@ class ShimPod:
         self._network = network
         self._ended = False
         self._kill_counts = KillCounts()
-        # Time limit of running hooks and commands of other runtimes -> container id.
+        # Time limit of each running hook or command of another runtime -> container id.
         self._folder_uses: dict[Timer, str] = {}
-        self._waiting: list[ShimCall] = []  # for the end of some of these
+        self._waiting: list[ShimCall] = []  # calls that wait until a use of the folder ends
         self._signals_in_flight: set[tuple[str, int]] = set()
         self._server = ShimServer(self.loop, listener, self._calls(), self._kill_execs_of)
         self.loop.after(ABANDONED_AFTER_S, self._end_if_abandoned)
@@ -303,7 +303,7 @@ class ShimPod:
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} was started before")
-        # its namespaces' names hold a pid, which may be reused
+        # the paths of its namespaces contain its pid, which may be reused
         if self._pause and not self._pause_running:
             raise WrongState("the pod's pause process has ended")
         compiled = self._created.pop(container_id, None)
@@ -320,8 +320,8 @@ class ShimPod:
     def _start_failed(
         self, container: SupervisedContainer, compiled: CompiledContainer, error: Exception
     ) -> None:
-        """Remove what a failed start has left, write the container's exit, and run its poststop
-        hooks or the other runtime's command that deletes it."""
+        """Kill the processes of a failed start, remove its cgroup, write the container's exit, and
+        run its poststop hooks or the other runtime's `delete`."""
         self._clear_away(compiled.cgroup)
         container.failed(error)
         # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of delete.
@@ -437,8 +437,8 @@ class ShimPod:
             self._after_stop(container)
 
     def _after_stop(self, container: SupervisedContainer) -> None:
-        """Run what follows the container's end in the background: its poststop hooks, or the other
-        runtime's command that deletes it."""
+        """Clean up after the container's end, in the background: run its poststop hooks, or the
+        other runtime's `delete`."""
 
         def done(error: Exception | None) -> None:
             if error is not None:
@@ -456,8 +456,8 @@ class ShimPod:
         work: Callable[[], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Run `work`, which uses the container's folder, as `_in_background` does. `forget` and
-        `shutdown` wait for its end, for at most FOLDER_WAIT_S, so that the folder remains."""
+        """Run `work` as `_in_background` does, and keep the container's folder, which `work` uses:
+        `forget` and `shutdown` wait until `work` has ended, for at most FOLDER_WAIT_S."""
 
         def leave() -> None:
             use.cancel()
@@ -611,9 +611,9 @@ class ShimPod:
         *,
         forked: bool,
     ) -> Worker | LaunchSteps | None:
-        """Carry out a launch, and call `done` or `failed`, now or later. `forked`: in a forked
-        process, because the steps may block. Return the object that can kill the launch; None if
-        the fork has failed."""
+        """Carry out a launch, and call `done` or `failed`, now or later. `forked`: run the steps in
+        a forked process, because they may block. Return the object that can kill the launch; None
+        if the fork has failed."""
         if not forked:
             return LaunchSteps(self.loop, self._reaper, steps, done, failed)
         try:
@@ -654,9 +654,9 @@ class ShimPod:
         on_compiled: Callable[[Compiled], None],
         on_failed: Callable[[Exception], None],
     ) -> None:
-        """Compile a process, and call `on_compiled` or `on_failed`, now or later. If the compiler
-        has a `fork_first`, a forked process runs it first. When the compilation fails, the
-        descriptors and the cgroup of the forked process are removed."""
+        """Compile a process, and call `on_compiled` or `on_failed`, now or later. If
+        `compiler.fork_first` returns a function, a forked process runs that first. If `compile`
+        then fails, the descriptors and the cgroup that the function has made are removed."""
 
         def compile(prepared: Prepared | None) -> None:
             try:
@@ -707,17 +707,16 @@ class ShimPod:
         self._end_when_done(tries=END_TRIES)
 
     def _end_when_done(self, tries: int) -> None:
-        """Stop serving the pod when the shim's forks have ended, such as one that runs a poststop
-        hook or removes a systemd scope. Checks this at most `tries` more times, then no longer
-        waits."""
+        """Stop serving the pod when the shim's forks have ended, for example one that runs a
+        poststop hook or removes a systemd scope. After `tries` more checks, stop in any case."""
         if self._reaper.busy and tries:
             self.loop.after(END_RETRY_S, lambda: self._end_when_done(tries - 1))
         else:
             self._end()
 
     def _remove(self, group: Cgroup, tries: int = GROUP_TRIES) -> None:
-        """Remove a cgroup whose processes were killed. Tries again while some of them are not dead
-        yet."""
+        """Remove a cgroup whose processes were killed. Tries again as long as some processes are
+        not dead yet."""
         if group.driver == "systemd":  # whose answer over D-Bus may take long
             self._in_background(group.remove, _warn_of)
             return

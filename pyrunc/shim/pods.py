@@ -75,8 +75,8 @@ class ShimPods:
             remove_path(f"{self._folder}/{name}")
 
     def remove(self, removed: pod.ShimPod) -> None:
-        """Stop serving this pod. Remove its socket and shim.json, unless they are another shim's by
-        now."""
+        """Stop serving this pod. Remove its socket and shim.json, unless another shim has replaced
+        them."""
         folder = removed.sandbox_dir
         if _is_named_in(folder):
             for name in (messages.SOCKET, messages.SHIM_RECORD):

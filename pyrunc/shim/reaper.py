@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # A pidfd is readable when the process is a zombie (pidfd_open(2)), but PIDFD_INFO_EXIT has its
 # status only once the parent has reaped it.
-RETRY_S, TRIES = 0.02, 50  # until another process has reaped its child
-SEARCH_S = 0.005  # until expected processes are searched for one that has ended
+RETRY_S, TRIES = 0.02, 50  # while another process has not reaped its child
+SEARCH_S = 0.005  # delay before each expected process is checked for its end
 
 
 class ProcessEnd:
@@ -54,7 +54,7 @@ class Reaper:
     def __init__(self, loop: EventLoop, keeper: KeeperLink | None = None) -> None:
         self._loop, self._keeper = loop, keeper or KeeperLink(loop, None)
         self._expected: dict[int, OnExit] = {}
-        # start times of those whose end is noted before they are reaped
+        # pid -> start time of processes whose wait status the keeper gets before they are reaped
         self._noted: dict[int, int] = {}
         self._holds = 0
         self._search: Timer | None = None
@@ -71,8 +71,8 @@ class Reaper:
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:
         """Call `on_exit` once when our child `pid` has ended, or now if it has ended already.
 
-        With `start_time`, the keeper gets the wait status as well. It is needed if this shim is
-        killed before `on_exit` has written it.
+        With `start_time`, the keeper gets the wait status as well, for the shim that takes over if
+        this one is killed before `on_exit` has written the status.
         """
         self._expected[pid] = on_exit
         if start_time:
@@ -120,8 +120,8 @@ class Reaper:
             return
         while (pid := _first_zombie()) in self._expected:
             self._reap_one(pid)
-        # A zombie that the starting code waits for may hide others. It is mostly gone at once, so
-        # the search is put off: it costs a system call for each expected process.
+        # A zombie that the starting code waits for may hide others. Mostly that code reaps it at
+        # once, so the search is put off: it costs a system call for each expected process.
         if pid and self._search is None:
             self._search = self._loop.after(SEARCH_S, self._reap_expected)
 
@@ -164,7 +164,7 @@ class Reaper:
 
 
 def _first_zombie() -> int:
-    """Return the pid of one child that has ended, which stays a zombie; 0 if there is none."""
+    """Return the pid of a child that has ended, without reaping it; 0 if there is none."""
     try:
         result = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -33,9 +33,9 @@ _UCRED = struct.Struct("iII")
 
 
 def handler(kind: type[AnyRequest], function: Callable[[ShimCall, AnyRequest], None]) -> Handler:
-    """Return an item for the argument `calls` of `ShimServer`, which makes `function(call,
-    request)` the handler of requests of the class `kind`. `function` answers `call`, at once or
-    later, or raises the error to send."""
+    """Make `function(call, request)` the handler of requests of the class `kind`: return an item
+    for the argument `calls` of `ShimServer`. `function` answers `call`, at once or later, or raises
+    the error to send."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 
@@ -91,7 +91,7 @@ class ClientConnection:
         if self.closed:
             close_all(fds)
             return
-        # Always behind what waits, so that answers and events keep their order.
+        # Always behind the waiting messages, so that answers and events keep their order.
         self._unsent.append((ipc.encode(message), list(fds)))
         if len(self._unsent) > UNSENT_LIMIT:
             self.close()

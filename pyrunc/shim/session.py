@@ -43,12 +43,13 @@ if TYPE_CHECKING:
 
 DRAIN_S = 0.5
 LOG_RETRY_S = 0.5
-# Of both streams together. Probes write less; as JSON it fits in one packet.
+# Limit for stdout and stderr together. Probes write less, and as JSON this fits in one packet.
 SHORT_OUTPUT_BYTES = 4096
 
 
 class SupervisedContainer:
-    """A container that was started. After its exit it stays until it is forgotten."""
+    """A container that the shim starts or takes over. After the container's exit this object stays
+    until the request `Forget`."""
 
     def __init__(
         self,
@@ -150,8 +151,8 @@ class SupervisedContainer:
         """Kill the exec sessions of a lost shim, in short steps. `leaders`: pid and start time of
         the first process of each session that the server knows.
 
-        Also kills the sessions in the container's process tree, because the server knows none if it
-        was killed as well.
+        Also kills the sessions that `tree.orphaned_sessions` finds, because a server that was
+        killed together with the shim knows none.
         """
         # In the first step, because later new sessions are being started.
         sessions = tree.orphaned_sessions(self.pid, self.processes())
@@ -166,7 +167,7 @@ class SupervisedContainer:
         self, process: StartedProcess, started_at_ns: int, outputs: Mapping[str, int]
     ) -> None:
         self._process = process
-        # It refers to the launch, whose program has 64 KiB.
+        # `starting` refers to the launch, whose program has 64 KiB.
         self.starting = None
         self.pid = process.pid
         self.start_time = process.start_time
@@ -233,7 +234,7 @@ class SupervisedContainer:
             if self.input:
                 self.input.feed_from(reading)
             else:
-                os.close(reading)  # a container without stdin: the first write tells
+                os.close(reading)  # no stdin: the client's first write fails with EPIPE
         outputs = {output.stream: output for output in self.outputs}
         for name in ("stdout",) if self._has_terminal() else ("stdout", "stderr"):
             if name in names:
@@ -305,8 +306,8 @@ class SupervisedContainer:
         return self._process is not None and self._process.of_other_runtime
 
     def open_pidfd(self) -> int:
-        """Open a pidfd of the first process. Raises WrongState when the process has ended. Its
-        output may not be logged yet."""
+        """Open a pidfd of the first process. Raises WrongState as soon as the process has ended,
+        also while `running` is still true."""
         if self._process is None or self._ended:
             raise WrongState(f"container {self.id} is not running")
         return self._process.open_pidfd()
@@ -334,9 +335,9 @@ class SupervisedContainer:
         """Handle the end of the first process: kill the others, log the rest of their output, and
         write the exit."""
         self._ended, self._finished_at_ns = ended, time.time_ns()
-        # In its own pid namespace the kernel has killed the rest with process 1
-        # (pid_namespaces(7)). With `hostPID` or a shared namespace daemons would live on and hold
-        # the pipes.
+        # In a pid namespace of the container alone, the kernel has killed all others with process 1
+        # (pid_namespaces(7)). With `hostPID` or a shared pid namespace, daemons would live on and
+        # keep the pipes open.
         self._kill_the_rest()
         self._count_kills(ended)
         for output in self.outputs:
@@ -407,7 +408,7 @@ class SupervisedContainer:
         self._write_exit(self.exit)
         if self.input:
             self.input.close()
-        # With records that a full disk holds back the log stays open; `_retry_log` closes it.
+        # While a full disk holds lines back, the log stays open; `_retry_log` closes it.
         if not self._log.waiting:
             self._log.close()
         self._on_exit(self)
@@ -468,8 +469,8 @@ class ProcessPipes:
         return [fd for fd in (self.stdin, self.stdout, self.stderr) if fd >= 0]
 
     def read_short_output(self, limit: int) -> list[bytes] | None:
-        """Read what stdout and stderr hold, without waiting for more, and close our ends. Return
-        None, and do nothing, when that is more than `limit` bytes."""
+        """Read the output that is in the pipes of stdout and stderr now, and close our ends. If the
+        output is longer than `limit` bytes, do nothing and return None."""
         sizes = [unread_bytes(fd) for fd in (self.stdout, self.stderr)]
         if sum(sizes) > limit:
             return None
@@ -479,7 +480,7 @@ class ProcessPipes:
         return output
 
     def close_theirs(self) -> None:
-        """Close the process's ends, of which the process has copies."""
+        """Close the process's ends in the shim. The process has its own copies."""
         close_all({*self.stdio, self._null})
 
     def close(self) -> None:
@@ -489,8 +490,9 @@ class ProcessPipes:
 
 
 class ExecAnswer:
-    """Answers a `StartExec` once its process runs: at once with the process's streams, or, if the
-    request has `exit_within_ms`, after the exit or that time."""
+    """Answers a `StartExec` when its process runs. The answer has the process's streams and is sent
+    at once. If the request has `exit_within_ms`, the answer waits up to that time for the exit, to
+    report exit code and output instead."""
 
     def __init__(
         self, loop: EventLoop, call: ShimCall, process: StartedProcess, pipes: ProcessPipes
@@ -512,8 +514,8 @@ class ExecAnswer:
             self._send_streams()
 
     def send_exit(self, exit_code: int) -> bool:
-        """Send the exit code and the output of a process that has ended. Return False if the
-        answer has been sent without them, now (long output) or before."""
+        """Send the exit code and the output of a process that has ended. Return False if the answer
+        has the streams instead: it was sent before, or is sent now because the output is long."""
         if self._timer is None:
             return False
         self._timer.cancel()
@@ -542,8 +544,8 @@ class ExecAnswer:
 
 
 class SupervisedExec:
-    """A process that was started in a running container for a client. When the client disconnects,
-    the session is killed."""
+    """An exec session: a process that a client has started in a running container. The session is
+    killed when the client disconnects."""
 
     def __init__(
         self, exec_id: str, container: SupervisedContainer, owner: ClientConnection
@@ -556,8 +558,8 @@ class SupervisedExec:
         self._console_fd: int | None = None
 
     def started(self, process: StartedProcess) -> None:
-        """Take over the process that was started. The caller must kill it if the session was
-        `killed` meanwhile."""
+        """Take over the started process. If the session was `killed` meanwhile, the caller must
+        kill the process."""
         self.pid, self._start_time = process.pid, process.start_time
         self._console_fd, self.starting = process.console_fd, None
 
@@ -569,8 +571,8 @@ class SupervisedExec:
             if self.starting:
                 self.starting.kill()
         elif self.exited and tree.stat(self.pid) is not None:
-            # Another process has the number, so no member of the session is left. Its start time
-            # can be the same, because it is counted in ticks of 10 ms.
+            # Another process has the pid, so no member of the session is left. `kill_session` might
+            # not notice: start times are counted in ticks of 10 ms, and may be equal.
             return
         elif self.container.running:
             yield from tree.kill_session(self.pid, self._start_time, self._processes)

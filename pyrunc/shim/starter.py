@@ -50,8 +50,8 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 
 
 class SupervisedProcess:
-    """A process for whose end the shim waits: its child, or a process of a lost shim. Only the
-    latter has a `pidfd`. The pid of a child is not reused before the shim reaps it."""
+    """A process for whose end the shim waits: its child, or a process of a lost shim. The latter
+    has a `pidfd`. A child needs none, because its pid is not reused before the shim reaps it."""
 
     __slots__ = ("pid", "pidfd", "start_time")
 
@@ -62,8 +62,7 @@ class SupervisedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal; does nothing when the process has ended."""
         if self.pidfd is None:
-            # Our child: until it is reaped its pid is not given to another process, so a pidfd is
-            # not needed.
+            # Our child, whose pid is not reused before it is reaped.
             os.kill(self.pid, number)
         else:
             send_signal(self.pidfd, number)
@@ -73,7 +72,7 @@ class SupervisedProcess:
         return os.pidfd_open(self.pid) if self.pidfd is None else os.dup(self.pidfd)
 
     def discard(self) -> None:
-        """Kill the process of a start that has failed after it, and close its descriptors."""
+        """Kill the process, because a later step of its start has failed. Close its descriptors."""
         self.send_signal(signal.SIGKILL)
         self.close_pidfd()
 
@@ -85,8 +84,8 @@ class SupervisedProcess:
 
 
 class ForkedProcess(Record):
-    """The message by which a fork of the shim describes the process that it has started
-    (`StartedProcess.record`). It has the descriptor of the terminal's master, if any."""
+    """The message in which a fork of the shim describes the process that the fork has started
+    (`StartedProcess.record`). The message has the descriptor of the terminal's master, if any."""
 
     pid: int
     start_time: int
@@ -119,8 +118,8 @@ class StartedProcess(SupervisedProcess):
             os.close(self.console_fd)
 
     def record(self) -> tuple[ForkedProcess, list[int]]:
-        """Return the message and the descriptors by which a fork of the shim describes this process
-        to the shim. `of` reads them."""
+        """Return the message and the descriptors that a fork of the shim sends to the shim about
+        this process. `of` reads them."""
         group = self.group.record()
         started = ForkedProcess(
             self.pid, self.start_time, group, self.has_poststop, self.of_other_runtime, self.parts
@@ -401,7 +400,7 @@ class _Clock:
 
     def stop(self) -> None:
         """Compute `parts`, the begin and end of each stage, from the `times` that the launch has
-        measured. A timed launch also has the plan's lines."""
+        measured. For a timed launch `parts` also has each line of the plan."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}
@@ -409,8 +408,8 @@ class _Clock:
 
 
 def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, int]) -> None:
-    """Clone the pod's pinned mounts that the launch uses. `clones`: gets name of the descriptor in
-    the plan -> descriptor. Raises InvalidSpec, KernelError."""
+    """Clone the pod's pinned mounts that the launch uses. Add the clones to `clones`: name of the
+    descriptor in the plan -> descriptor. Raises InvalidSpec, KernelError."""
     for descriptor, name in launch.pinned.items():
         if pause is None or name not in pause.mounts:
             raise InvalidSpec("mounts", f"the pod has no mount {name!r}")

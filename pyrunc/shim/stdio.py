@@ -3,7 +3,7 @@ clients.
 
 The container never waits for an attached client to read: each client has a bounded buffer, and a
 slow client misses output until it has caught up. Clients wait for the container: while it does not
-read, nothing is read from them.
+read its stdin, the shim reads nothing from them.
 """
 
 from __future__ import annotations
@@ -224,8 +224,8 @@ class InputStream:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """While there is nothing to write, watch a pipe only for the close of its reading end, and
-        do not watch a terminal."""
+        """Stop waiting to write. Watch a pipe only for the close of its reading end, and a terminal
+        not at all."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)

@@ -1,14 +1,14 @@
 """Finds and kills the processes of an exec session.
 
-A process of the container's cgroup is a member if one of these holds:
+A process of the container's cgroup is a member of the exec session if one of these holds:
 
-- it is in the session
+- it is in the leader's session (setsid(2))
 - its parent is a member
 - it is in another session, whose leader is a member
 
-Each member is killed through a pidfd, whose process must have the member's start time. So a process
-that has got the pid of a member is never signalled. The walk is repeated until it finds no new
-member, because a process may have forked before it was killed.
+Each member is killed through a pidfd, after a check of its start time. So a later process with the
+same pid is never signalled. The walk is repeated until it finds no new member, because a process
+may have forked before it was killed.
 """
 
 from __future__ import annotations
@@ -51,18 +51,19 @@ def kill_session(
         for pids in _portions(processes()):
             statuses |= _statuses(pids)
             yield
-        # Other processes may have the numbers of those that have ended.
+        # Another process may have got the pid of one that has ended.
         for pid in [p for p, at in done.items() if p in statuses and statuses[p].start_time != at]:
             del done[pid]
-        # A number is free again only when no task has it as its session (kernel/pid.c,
-        # __change_pid), so another process of this number proves that no member is left.
+        # A pid is free again only when no task has it as its session (kernel/pid.c, __change_pid).
+        # So if another process has the leader's pid, no member is left.
         present = stat(leader)  # looked up after the list was made
         if present is not None and present.start_time != start_time:
             return
         members = [pid for pid in _members(leader, statuses, done) if pid not in done]
         if not members:
             return
-        # A shell that waits for its children would otherwise end with code 0 before its turn.
+        # The leader first: a shell that waits for its children would end with code 0 before its
+        # turn.
         for pids in _portions(sorted(members, key=lambda pid: pid != leader)):
             for pid in pids:
                 # Also if it has ended meanwhile: it may have made a child after the list was made.
@@ -78,8 +79,9 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> dict[int, int]:
     - `first`: the container's first process
     - `processes`: all pids of the container
 
-    A leader's parent is outside the container's pid namespace and is not this shim. In the host's
-    pid namespace every orphan has such a parent, so the result is then empty.
+    A leader's parent is outside the container's pid namespace and is not this shim. The result is
+    empty if the container uses the host's pid namespace, because there every orphan has such a
+    parent.
     """
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
