@@ -26,8 +26,8 @@ _cache: dict[str, Accounts] = {}
 
 
 async def read_accounts(image_id: str, layers: Sequence[str | os.PathLike[str]]) -> Accounts:
-    """Return the users and groups of an image with these unpacked layers, top first. A missing file
-    counts as empty."""
+    """Return the users and groups of an image. `layers`: its unpacked layers, top first. A missing
+    file counts as empty."""
     if image_id in _cache:
         return _cache[image_id]
     accounts, size = await asyncio.to_thread(_read, [os.fspath(layer) for layer in layers])

@@ -1,5 +1,5 @@
-"""Makes the VOLUMEs of an image: for each, a folder of the container with a copy of the image's
-content, bind-mounted at the declared path.
+"""Makes the volumes that an image declares (VOLUME). Each is a folder on the host that belongs to
+the container, holds a copy of the image's content, and is bind-mounted at the declared path.
 
 The folders lie beside the writable layer and are removed with it. As under containerd, they are
 writable even if the container's root is read-only. A requested mount, or a default mount such as
@@ -115,8 +115,9 @@ def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None
 
 
 def move_from_layer(volumes: Sequence[MountRequest], layer: Path) -> None:
-    """Move the files at each volume's path in a checkpoint's restored layer into the volume. They
-    replace the files that were copied from the image. Blocks. Raises OSError, KernelError."""
+    """For each volume, move the files at its path in `layer`, a checkpoint's restored layer, into
+    the volume. They replace the files that were copied from the image. Blocks. Raises OSError,
+    KernelError."""
     with merged([layer]) as root:
         for volume in volumes:
             folder, _, name = volume.destination.lstrip("/").rpartition("/")

@@ -209,7 +209,8 @@ async def capture(context: CheckpointContext) -> None:
 
 
 def _volumes(services: Services, container: Container) -> dict[str, str]:
-    """Map the path of each of the image's volumes in the container to its folder on the host."""
+    """Return the host folder of each volume that the image declares, by the volume's path in the
+    container."""
     own = str(services.paths.container_root(container.id) / anonymous_volumes.FOLDER)
     spec = atomic_file.read_json(str(services.paths.container_state(container.id) / "config.json"))
     sources = ((mount["destination"], mount.get("source", "")) for mount in spec["mounts"])

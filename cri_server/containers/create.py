@@ -1,5 +1,5 @@
 """CreateContainer: checks the request, makes the writable layer and the OCI spec, and has the shim
-compile the launch. StartContainer starts the process."""
+compile the launch (all data that the process needs to start). StartContainer starts the process."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ from pyrunc.kernel.tree import remove_path
 from pyrunc.shim.files import LaunchFile, OtherRuntime, PreparedMount
 
 RELABEL_TIMEOUT_S = 100.0  # kubelet gives a call two minutes
-CALLER_GRACE_S = 45.0  # kubelet repeats a call that timed out within 30 s
+CALLER_GRACE_S = 45.0  # after a timeout kubelet repeats the call within 30 s
 
 
 @dataclass(slots=True)
@@ -280,9 +280,9 @@ async def find_sources(context: CreateContext) -> None:
 
 
 async def _read_mounted_home(context: CreateContext, timeout_s: float) -> str | None:
-    """Return the home of the container's user from the /etc/passwd in the deepest bind mount over
-    it; None without such a mount, `/` without an entry. Raises DeadlineExceeded, InvalidArgument
-    (unknown user)."""
+    """Return the home of the container's user if a bind mount covers the image's /etc/passwd, else
+    None. The home is read from the file in the deepest such mount; it is `/` if the file does not
+    list the user. Raises DeadlineExceeded, InvalidArgument (unknown user)."""
     covering = [
         mount
         for mount in context.requested_mounts
@@ -425,7 +425,7 @@ def _target(context: CreateContext) -> int:
 
 
 def target_pid(services: Services, sandbox: Sandbox, options: api.NamespaceOption) -> int:
-    """Return the pid of the process of the container `options.target_id`. Raises NotFound,
+    """Return the pid of the container whose id is `options.target_id`. Raises NotFound,
     InvalidArgument if that container belongs to another sandbox, WrongState if it is not
     running."""
     target = services.index.containers.get(options.target_id)
@@ -532,8 +532,8 @@ async def _make_on_disk(context: CreateContext, root: str, lower_dirs: Sequence[
 
 
 def make_layer(root: str, top_layer: str | os.PathLike[str]) -> None:
-    """Make the writable layer. `upper` gets owner and mode of the image's top layer, because
-    overlayfs shows those of `upper` for the merged root."""
+    """Make the writable layer. `upper` gets the owner and mode of the image's top layer, because
+    overlayfs gives the merged root the owner and mode of `upper`."""
     # 0700: users of the node must not reach set-uid programs of an image (CVE-2021-41103).
     os.makedirs(root, 0o700, exist_ok=True)  # it exists if it holds a checkpoint
     os.mkdir(f"{root}/work", 0o700)

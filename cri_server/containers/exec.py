@@ -67,7 +67,7 @@ class ExecOutput:
 
     @property
     def content(self) -> bytes:
-        """Return the beginning of the output, which is in memory."""
+        """Return the part of the output that is in memory: its beginning."""
         return bytes(self._content)
 
     async def drain(self) -> None:
@@ -162,7 +162,7 @@ class ExecOutput:
 
 @dataclass(frozen=True, slots=True)
 class ShortOutcome:
-    """The result of a command: its exit code, 128 + n after signal n, and its output."""
+    """The result of a command whose output is in memory. `exit_code` is 128 + n after signal n."""
 
     stdout: bytes
     stderr: bytes
@@ -215,8 +215,9 @@ def oci_process(
     *,
     tty: bool,
 ) -> dict[str, Any]:
-    """Return the OCI process object for a command, with `changes` applied. The shim adds missing
-    members, such as `user` and `cwd`, from the container's own process. Raises InvalidArgument."""
+    """Return the OCI process object for a command, with `changes` (see `begin`) applied. The shim
+    adds missing members, such as `user` and `cwd`, from the container's own process. Raises
+    InvalidArgument."""
     # The common case, such as probes. The shim has the configuration in memory, so config.json is
     # not read.
     if not tty and changes is None:

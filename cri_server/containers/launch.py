@@ -1,9 +1,10 @@
-"""Prepares a container's launch: opens the host paths of its binds, and has the shim compile it at
-CreateContainer. The shim executes it at StartContainer.
+"""Prepares a container's launch (all data that its process needs to start): opens the host paths of
+its bind mounts, and has the shim compile the launch at CreateContainer. The shim carries the launch
+out at StartContainer.
 
-Errors of the configuration are thus reported by CreateContainer, and little work is left for the
-start. A launch is derived from files on disk: the start compiles it again if its shim or its cgroup
-is gone.
+So CreateContainer reports the errors of the configuration, and little work is left for the start. A
+launch is derived from files on disk: if its shim or its cgroup is gone, the start compiles it
+again.
 
 CreateContainer opens the request's host paths when it looks them up. `prepare` opens those that CDI
 and NRI plugins add. When the start compiles a launch again, `prepare` opens all paths again, as

@@ -1,4 +1,4 @@
-"""Renames and deletes log files for rotation, which is the server's task without a kubelet.
+"""Renames and deletes log files to rotate them. Without a kubelet, rotation is the server's task.
 
 Rotated files are named as kubelet names them, `LOG.YYYYMMDD-HHMMSS` in UTC, but are not compressed,
 so that `pyrunc-cri logs` can read them.
@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 ANNOTATION = "io.pyrunc.log-rotation"
-"""An annotation of a container: `BYTES FILES`. The author of a pod cannot set it: kubelet copies a
-pod's annotations to the sandbox, never to a container."""
+"""The annotation with the limits of a container's log: `BYTES FILES`. The author of a pod cannot
+set it: kubelet copies a pod's annotations to the sandbox, never to a container."""
 ROTATED = re.compile(r"\.\d{8}-\d{6}")
 LEAST_FILES = 2  # the current one and a rotated one
 

@@ -37,9 +37,9 @@ from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")
-"""The kinds of namespaces for which checkpoint and request must agree whether they are the host's:
-CRIU restores a process from the host's namespace into the host's, and cannot move a process from a
-pod's namespace into the host's."""
+"""For each of these kinds, checkpoint and request must both use the host's namespace, or both the
+pod's: CRIU restores a process from the host's namespace into the host's, and cannot move a process
+from a pod's namespace into the host's."""
 
 
 async def load_checkpoint(
@@ -50,7 +50,7 @@ async def load_checkpoint(
 
     kubelet passes an image id as `reference`, and the pod's reference as `user_specified_image`. An
     image is a checkpoint if the manifest that these references name has a checkpoint's annotations.
-    If they name no manifest, every manifest of the image must have such annotations.
+    If the references name no manifest, every manifest of the image must have such annotations.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
     DeadlineExceeded (opening the archive), ResourceExhausted, KernelError; the caller removes the
@@ -145,8 +145,8 @@ async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
 
 
 def _is_whole_id(reference: str) -> bool:
-    """Return whether the reference is a complete image id, with or without `sha256:` (CRI-O writes
-    none). No registry resolves an id."""
+    """Return whether the reference is a complete image id, with or without `sha256:` (CRI-O omits
+    it). No registry resolves an id, so it cannot be pulled."""
     return is_id(reference) and len(hex_of(reference)) in HEX_LENGTHS
 
 
@@ -208,7 +208,7 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]
     layer = read.finish_layer(str(root / LAYER), deleted)
     tree, upper = root / LAYER / TREE, root / "upper"
     with disk_errors("rename", str(upper)):
-        if "" in layer.implicit:  # the root is the image's, as `upper` has it
+        if "" in layer.implicit:  # no entry for the root: `upper` has the image's attributes
             root_stat = os.stat(upper)
             os.chown(tree, root_stat.st_uid, root_stat.st_gid)
             os.chmod(tree, stat.S_IMODE(root_stat.st_mode))

@@ -1,6 +1,6 @@
-"""Rotates the logs of containers with the annotation of `pyrunc-cri run` that limits their size.
+"""Rotates the logs of containers whose annotation limits the log's size; `pyrunc-cri run` sets it.
 
-The file is renamed and the shim opens a new one, as kubelet does with ReopenContainerLog.
+The log file is renamed and the shim opens a new one, as kubelet does with ReopenContainerLog.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""StartContainer: has the shim execute the launch, and returns when the container's process was
-executed."""
+"""StartContainer: has the shim carry out the launch, and returns when the container's command has
+been executed (execve)."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Return whether a start failed because of a path in the image. The path of the working
+    """Return whether a start failed because of a path in the image: the path of the working
     directory, of a mount or of a device is too long, leads to a file of the wrong kind, or has a
     loop of links."""
     if not isinstance(error, KernelError) or error.call not in (

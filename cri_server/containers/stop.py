@@ -37,7 +37,7 @@ async def end(services: Services, container: Container, signal: int, timeout_s: 
     paused container first. Does nothing for created and exited containers. Raises DeadlineExceeded
     when SIGKILL does not end it."""
     async with container.lock:
-        pass  # a start in progress decides first whether there is a process to stop
+        pass  # wait for a start in progress: it decides whether there is a process to stop
     if container.state not in (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN):
         return
     sandbox = services.index.sandboxes.find(container.sandbox_id)
