@@ -1,4 +1,5 @@
-"""The steps of verbs: named effects, most with an undo, run in order and rolled back on failure.
+"""Runs verbs as steps. A step is a named effect, in most cases with an undo. Steps run in order;
+when one fails, those that have begun are undone.
 
 `Steps` registers its verb when its module is imported, so tests can enumerate all steps and fail,
 delay or kill the server at each (`PYRUNC_FAILPOINT`). An undo must be idempotent, because it also

@@ -1,8 +1,8 @@
 """Serves one gRPC connection: turns bytes of the socket into calls, and replies into bytes.
 
-A handler that need not wait is answered in the pass of the event loop that read its request. Any
-other call runs as a task. The task is cancelled when the client resets the call, when the deadline
-passes, and when the connection or the server ends.
+A call whose handler need not wait is answered in the pass of the event loop that read its request.
+Any other call runs as a task. The task is cancelled when the client resets the call, when the
+deadline passes, and when the connection or the server ends.
 
 While a client does not read, the server reads nothing from it. While more than `BACKLOG_BYTES` are
 unsent, the server computes no further reply for this client: its calls are queued until the client
@@ -171,8 +171,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     async def _wait_for_room(self, call: Call) -> None:
         """Wait until the client has read enough of the unsent data that another reply may
         follow."""
-        # kubelet makes its runtime calls on one connection: when that was closed at a limit, two
-        # dozen large outputs of ExecSync cut off all of them.
+        # The connection is not closed instead: kubelet makes all its runtime calls on one
+        # connection, and two dozen large outputs of ExecSync would cut off all these calls.
         while self._is_backlogged():
             call.admitted = self._loop.create_future()
             self._waiting.append((call, None))
@@ -229,8 +229,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not self._http.is_open(event.stream_id):
             return  # reset in the same pass
         if event.fields is None:
-            # gRPC clients map HTTP's 431 to UNKNOWN (http-grpc-status-mapping.md), but show a
-            # status.
+            # Not HTTP's status 431: gRPC clients map it to UNKNOWN (http-grpc-status-mapping.md),
+            # but show a gRPC status.
             limit = self._shared.limits.header_list_bytes
             self._send_status(
                 event.stream_id,
@@ -440,7 +440,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             raise CallFailed(Code.RESOURCE_EXHAUSTED, text)
 
     async def _send_part(self, call: Call, data: bytes) -> None:
-        """Send a part of the reply's body; return when it fits the client's window."""
+        """Send a part of the reply's body. Return when the client's flow-control window has had
+        room for all of it."""
         await self._wait_for_room(call)
         if not self._http.is_open(call.stream_id):
             # The client has reset the stream: the producer ends as if its task was cancelled.

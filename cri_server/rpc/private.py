@@ -1,7 +1,8 @@
-"""Requests and replies of the gRPC service `pyrunc.v1.Admin`, which server and command line share.
+"""The requests and replies of the gRPC service `pyrunc.v1.Admin`; server and command line share
+these classes.
 
-They are JSON objects. Either end may be older or newer: unknown fields are ignored, and an unknown
-call is UNIMPLEMENTED.
+On the wire they are JSON objects. Either end may be older or newer: unknown fields are ignored, and
+an unknown call is answered with UNIMPLEMENTED.
 """
 
 from __future__ import annotations
@@ -160,8 +161,8 @@ class ContainerConfig(AdminRequest):
 
 
 class ContainerConfigs(Record):
-    """What a container was created from, as encoded messages in base64. `container`: its
-    ContainerConfig with the environment; `sandbox`: its PodSandboxConfig."""
+    """The configurations that a container was created from, as encoded messages in base64.
+    `container`: its ContainerConfig with the environment; `sandbox`: its PodSandboxConfig."""
 
     container: str
     sandbox: str

@@ -110,8 +110,8 @@ class Server:
         self._empty.clear()
 
     def _longest_idle(self) -> GrpcConnection | None:
-        """Return the connection to close for a new one, None if all are busy. It is the first that
-        exists of:
+        """Return the connection to close in favour of a new one: the first of these that exists, or
+        None if all are busy.
 
         - the oldest connection that has never made a call;
         - the longest idle connection without an open call;

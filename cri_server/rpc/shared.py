@@ -12,7 +12,7 @@ from cri_server.rpc.methods import Table
 log = logging.getLogger(__name__)
 
 CALLS_LIMIT = 8192  # tasks of all connections
-LARGE_LIMIT_BYTES = 256 << 20  # requests of all connections that come in parts
+LARGE_LIMIT_BYTES = 256 << 20  # all requests that come in parts, on all connections
 READ_BYTES = 16 << 10  # of one connection in one turn of the event loop
 WARNING_INTERVAL_S = 10.0
 

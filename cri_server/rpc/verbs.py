@@ -63,7 +63,7 @@ def _observed(services: Services, method: Method) -> Callable[[Any], Any]:
 
 def _verb(services: Services, method: Method, describe: Describe) -> Callable[[Any], Any]:
     async def answer(request: Any) -> Any:
-        # The fields are read before the call, after which a removed pod has no name any more.
+        # The fields are read before the call: afterwards a removed pod has no name any more.
         description, trace = describe(services, request), Trace(origin=ORIGIN.get())
         CURRENT.set(trace)  # for this task and the tasks that it starts
         try:
@@ -297,8 +297,8 @@ DESCRIBE: dict[str, Describe] = {
 }
 QUIET = {"ExecSync"}
 QUIET_FAILURES = set(Code) - codes.NODE_FAULTS | {Code.DEADLINE_EXCEEDED}
-"""Failures of a quiet verb that are debug: a probe whose program is missing or too slow is the
-pod's problem, not the node's."""
+"""A verb in QUIET that fails with one of these codes is logged at debug level: a probe whose
+program is missing or too slow is the pod's problem, not the node's."""
 
 
 REPLY_FIELDS: dict[type, Callable[[Any], Fields]] = {
