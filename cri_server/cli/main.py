@@ -269,7 +269,7 @@ def _open_standard_streams() -> None:
 
 
 if __name__ == "__main__":
-    # With `python FILE` this is the folder `cli`, whose packages could be imported as `images` or
-    # `server`; with -m it is the working directory.
+    # Otherwise sys.path[0] would be the working directory (-m) or the folder `cli` (`python FILE`),
+    # whose packages could be imported as `images` or `server`.
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     main()

@@ -86,14 +86,15 @@ class Client:
         self._channel.close()
 
     def call(self, request: Any, timeout_s: float | None = TIMEOUT_S) -> Any:
-        """Make the unary CRI call that takes a request of this class, and return the reply. Raises
-        NotFound if the server answers NOT_FOUND, ServerError for any other failure."""
+        """Send `request` as a unary CRI call and return the reply. The class of `request` decides
+        which call it is. Raises NotFound if the server answers NOT_FOUND, ServerError for any other
+        failure."""
         path, decode = _method(type(request))
         return decode(self._unary(path, request.SerializeToString(), timeout_s))
 
     def stream(self, request: Any) -> Iterator[Any]:
-        """Make the streaming CRI call that takes a request of this class, and yield its messages.
-        Raises ServerError."""
+        """Send `request` as a streaming CRI call and yield the messages of the reply. The class of
+        `request` decides which call it is. Raises ServerError."""
         path, decode = _method(type(request))
         yield from self._stream(path, request.SerializeToString(), decode)
 
@@ -105,9 +106,9 @@ class Client:
     def admin(
         self, request: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
     ) -> Answer:
-        """Make a private call of pyrunc-cri and return the reply as `answer`. Raises ServerError,
-        also for a reply with missing fields; UnsupportedCall if the server does not know the
-        call."""
+        """Make a call that pyrunc-cri has and CRI lacks. Return the reply as an `answer`. Raises
+        UnsupportedCall if the server does not know the call, and ServerError for other failures
+        and for a reply with missing fields."""
         reply = self._unary(private.path(request.call), private.encode(request), timeout_s)
         return answer.of(private.decode(reply), ServerError)
 
@@ -381,7 +382,7 @@ def shortest_name(
 
 
 def shared_names(pods: Iterable[api.PodSandbox]) -> frozenset[str]:
-    """Return the names of pods that occur in more than one namespace."""
+    """Return the pod names that occur in more than one namespace."""
     namespaces_by_name: dict[str, set[str]] = {}
     for pod in pods:
         namespaces_by_name.setdefault(pod.metadata.name, set()).add(pod.metadata.namespace)

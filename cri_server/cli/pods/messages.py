@@ -40,8 +40,8 @@ def parse(path: Path, message: Message) -> Message:
 
 
 def _encode_variables(document: dict[str, Any]) -> None:
-    """Replace the text of environment variables by its base64, which protobuf's JSON has for
-    bytes."""
+    """Encode the values of environment variables as base64, the form of bytes in protobuf's
+    JSON."""
     # The values are bytes since CRI 1.36.3; crictl's files have text.
     variables = document.get("envs")
     for variable in variables if isinstance(variables, list) else ():

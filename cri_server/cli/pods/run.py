@@ -32,8 +32,8 @@ LINES = 10
 
 @dataclass(slots=True)
 class Running:
-    """A pod that `run` has started. `containers`: ids by name; `times`: the name and duration in
-    milliseconds of each step."""
+    """A pod that `run` has started. `containers`: {name: id}; `times`: each step's name and its
+    duration in milliseconds."""
 
     name: str
     folder: Path
@@ -98,7 +98,7 @@ def load(*files: Path, lenient: bool = False) -> pod_model.PodManifest:
 
 def start(client: Client, pod: pod_model.PodManifest, folder: Path) -> Running:
     """Start a pod: the sandbox, the init containers one after the other, then the containers.
-    `folder`: the folder below which the pod's folder is created. Removes everything after an error.
+    Creates the pod's folder below `folder`. After an error removes everything.
 
     Raises AlreadyExists if a pod with this name exists."""
     refuse_twin(client, pod)
@@ -148,8 +148,8 @@ def run_sandbox(
     prevents two `run` from starting the same pod. Raises AlreadyExists if a pod with this name
     exists."""
     config = translate.sandbox(pod, running.folder)
-    # The server refuses only an equal uid and attempt, and each `run` chooses a uid: two at once
-    # would both find no twin.
+    # The server refuses a second pod only if its uid and attempt are equal, too, and each `run`
+    # chooses a new uid. Without the lock, two `run` at the same time would both find no twin.
     with running.timed("run sandbox"), folders.locked(running.folder.parent):
         refuse_twin(client, pod)
         running.id = client.run_pod(config, "")
@@ -166,8 +166,8 @@ def addresses(client: Client, pod: str) -> list[str]:
 def find_images(
     client: Client, pod: pod_model.PodManifest, running: Running
 ) -> dict[str, api.Image]:
-    """Return the images of all containers, by the images' names in the manifest. Pulls images as
-    their imagePullPolicy says. Raises ServerError.
+    """Return {name in the manifest: image} for the images of all containers. Pulls images as the
+    imagePullPolicy says. Raises ServerError.
 
     A name that begins with `/` is the path of a checkpoint archive; the server reads that file."""
     images_by_name: dict[str, api.Image] = {}
