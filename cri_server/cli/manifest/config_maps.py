@@ -1,5 +1,5 @@
-"""Replaces a Pod's references to ConfigMaps and Secrets by their values, by kubelet's rules: in
-`env`, `envFrom` and volumes. Also removes probes, with a message for each probe.
+"""Replaces references to ConfigMaps and Secrets in a Pod's `env`, `envFrom` and volumes by the
+values, as kubelet does. Also removes probes, with a message for each probe.
 
 kubelet does not expand `$(NAME)` in values from ConfigMaps and Secrets. So this module writes each
 `$` in these values as `$$`, which the later expansion turns into `$` again.
@@ -115,8 +115,9 @@ class Objects:
             self._contents[kind, name] = _content(document, f"{kind} {name}")
 
     def get(self, kind: str, name: str, path: str, *, optional: bool) -> dict[str, bytes] | None:
-        """Return the content of a ConfigMap or Secret, by key. If the object is missing, returns
-        None with `optional`, else raises InvalidSpec; `path` is the field in the manifest."""
+        """Return the content of a ConfigMap or Secret: {key: value}. If the object is missing,
+        returns None with `optional`, else raises InvalidSpec; `path` is the field in the
+        manifest."""
         content = self._contents.get((kind, name))
         if content is None and not optional:
             names = ", ".join(sorted(n for k, n in self._contents if k == kind)) or "none"
@@ -252,8 +253,8 @@ def _environment(
 
 
 def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> tuple[str, str]:
-    """Return the kind that `kinds` has for the only key of `source`, and this key. Raises
-    UnsupportedField if the key is not in `kinds`, InvalidSpec if `source` has no key or several."""
+    """Return (kinds[key], key) for the only key of `source`. Raises UnsupportedField if the key is
+    not in `kinds`, InvalidSpec if `source` has no key or several."""
     unknown = [key for key in source if key not in kinds]
     if unknown:
         raise UnsupportedField(
@@ -388,8 +389,8 @@ def _volume(volume: dict[str, Any], pod: Mapping[str, Any], objects: Objects, pa
 def _files(
     key: str, source: Any, pod: Mapping[str, Any], objects: Objects, path: str
 ) -> list[dict[str, Any]]:
-    """Return the files of a volume, as JSON objects of `pod_model.VolumeFile`. `key`: the kind of
-    its `source` (configMap, secret, downwardAPI or projected). Raises InvalidSpec."""
+    """Return the files of a volume, as JSON objects of `pod_model.VolumeFile`. `source` is the
+    value of the volume's `key`: configMap, secret, downwardAPI or projected. Raises InvalidSpec."""
     if key == "configMap":
         return _files_of_object("ConfigMap", _typed(source, MapVolume, path), objects, path)
     if key == "secret":
@@ -415,8 +416,8 @@ def _files(
 def _files_of_object(
     kind: str, volume: MapVolume, objects: Objects, path: str
 ) -> list[dict[str, Any]]:
-    """Return the files of a volume that contains a ConfigMap or a Secret, one for each chosen
-    key."""
+    """Return the files of a volume that contains a ConfigMap or a Secret: one for each of the
+    volume's `items`, or without `items` one for each key."""
     contents = objects.get(kind, volume.name, path, optional=volume.optional) or {}
     items = (
         volume.items if volume.items is not None else [ConfigMapItem(key, key) for key in contents]

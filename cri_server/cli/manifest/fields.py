@@ -17,7 +17,7 @@ import msgspec
 
 from cri_server.cli.manifest import pod_model
 
-# All values are accepted: the API server sets the field, or it concerns what `run` does not have.
+# All values are accepted: the API server sets the field, or `run` lacks what the field controls.
 ANY = None
 NONE: tuple[Any, ...] = ()
 EMPTY: tuple[Any, ...] = ("", [], {})
@@ -95,14 +95,14 @@ NOT_DONE: dict[type, dict[str, Harmless]] = {
     pod_model.ContainerSecurity: _SECURITY,
 }
 
-# resources of a container besides cpu and memory; names with a slash are of device plugins
+# resources of a container besides cpu and memory; names with a slash belong to device plugins
 RESOURCE = re.compile(r"ephemeral-storage|hugepages-.+|.+/.+")
 
 
 def problems(value: Any, kind: Any = pod_model.PodManifest, path: str = "") -> Iterator[str]:
-    """Yield `PATH: problem` for each unknown or unsupported field of `value`, which `run` would
-    ignore. `kind`: the type of `value` in `pod_model`; `path`: the path of `value` in the
-    manifest."""
+    """Yield `PATH: problem` for each field of `value` that `run` would ignore, because it is
+    unknown or not supported. `kind`: the type of `value` in `pod_model`; `path`: the path of
+    `value` in the manifest."""
     kind = _plain(kind)
     if get_origin(kind) is list and isinstance(value, list):
         (item,) = get_args(kind)

@@ -16,8 +16,8 @@ from pyrunc.errors import InvalidSpec
 
 
 class Object(msgspec.Struct, rename="camel", kw_only=True):
-    """The base of all JSON objects in a manifest. Ignores unknown keys, which `fields.problems`
-    reports."""
+    """The base of all JSON objects in a manifest. Unknown keys are no error here:
+    `fields.problems` reports them."""
 
 
 class Env(Object):
@@ -103,7 +103,7 @@ class ContainerManifest(Object):
     resources: Resources = msgspec.field(default_factory=Resources)
     volume_mounts: list[VolumeMount] = []
     security_context: ContainerSecurity = msgspec.field(default_factory=ContainerSecurity)
-    restart_policy: Literal["", "Always"] = ""  # of an init container: a sidecar
+    restart_policy: Literal["", "Always"] = ""  # Always: the init container is a sidecar
     stdin: bool = False
     stdin_once: bool = False
     tty: bool = False

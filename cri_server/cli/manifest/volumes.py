@@ -1,8 +1,8 @@
 """Prepares a pod's volumes on the host: hostPath by the rules of its type, emptyDir in the pod's
 folder, and subPaths of both.
 
-A container may put a symbolic link into its volume that points out of it. So each subPath is opened
-with RESOLVE_BENEATH (openat2(2)), which fails if the path leaves the volume (CVE-2017-1002101,
+Each subPath is opened with RESOLVE_BENEATH (openat2(2)), which fails if the path leaves the volume:
+a container may have put a symbolic link there that leads to a file of the host (CVE-2017-1002101,
 CVE-2021-25741).
 """
 
