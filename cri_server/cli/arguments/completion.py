@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 TIMEOUT_S = 2.0  # the shell's prompt waits for the candidates
 PROGRAM = "pyrunc-cri"
-SHORT = 12  # as output.show, whose import takes longer
+SHORT = 12  # the same as output.show.SHORT; the import of output.show takes longer
 
 
 def _containers(client: Client) -> Iterator[tuple[str, str]]:
@@ -87,7 +87,7 @@ def _completer(*sources: Callable[[Client], Iterator[tuple[str, str]]]) -> Compl
     return complete
 
 
-# Each completes names and, once their first character is typed, ids.
+# Each completes names; it completes ids only after the user has typed a character.
 containers = _completer(_containers)
 pods = _completer(_pods)
 both = _completer(_pods, _containers)

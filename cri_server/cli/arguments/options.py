@@ -12,16 +12,16 @@ if TYPE_CHECKING:
 
 
 def names(metavar: str, complete: Completer, *, required: bool = True) -> Callable[[Any], Any]:
-    """Return a click decorator for an argument of several names, which a verb's function gets as
-    `names`. `metavar`: the argument in the help; `complete`: the completer of a name."""
+    """Return a click decorator for an argument that takes several names; a verb's function gets
+    them as `names`. `metavar`: the argument in the help; `complete`: the completer of a name."""
     return click.argument(
         "names", nargs=-1, required=required, metavar=metavar, shell_complete=complete
     )
 
 
 def labels(text: str) -> Callable[[Any], Any]:
-    """Return a click decorator for the option --label, which a verb's function gets as `labels`: a
-    list of selectors. `text` is the option's help."""
+    """Return a click decorator for the option --label; a verb's function gets the list of selectors
+    as `labels`. `text` is the option's help."""
     return click.option(
         *("--label", "--selector", "labels"), multiple=True, metavar="SELECTOR", help=text
     )

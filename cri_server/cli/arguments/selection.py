@@ -48,7 +48,7 @@ def _grammar() -> tuple[re.Pattern[str], ...]:
 
 def selector(text: str) -> Test:
     """Parse a label selector such as `a=b,c!=d,e in (x, y),f notin (z),g,!h`. Returns a function
-    that tells whether it selects an object with given labels. Raises InvalidArgument."""
+    that takes an object's labels and returns whether they match. Raises InvalidArgument."""
     tests: list[Test] = []
     at, text = 0, text.strip()
     while at < len(text):
@@ -179,7 +179,7 @@ def _in_state(client: Client, containers: list[api.Container], text: str) -> lis
 
 
 def _state(text: str, names: Mapping[Any, str]) -> Any:
-    """Return the key in `names` of the state `text`. Accepts `running`, `Running`,
+    """Return the key of `names` whose value is the state `text`. Accepts `running`, `Running`,
     `CONTAINER_RUNNING` or `not-ready`. Raises InvalidArgument."""
     normalized = re.sub(
         r"[^a-z]", "", text.lower().removeprefix("container_").removeprefix("sandbox_")
@@ -205,8 +205,8 @@ def _filter(*names: str, **attributes: Any) -> Callable[[Any], Any]:
 
 
 def options(*kinds: str) -> Callable[[Any], Any]:
-    """Return a click decorator for the filter options, which a verb's function gets as `selection`.
-    `kinds`: `container` or `pod`; each kind adds further options."""
+    """Return a click decorator for the filter options; a verb's function gets them all as
+    `selection`. `kinds`: `container` or `pod`; each kind adds further options."""
     own = [
         _filter("--name", metavar="REGEX", help="Select by name."),
         _filter("--id", "identifier", metavar="PREFIX", help="Select by the beginning of the id."),

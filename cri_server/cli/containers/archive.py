@@ -49,10 +49,14 @@ def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
 
 
 def extract(copy: Copy, target: int) -> None:
-    """Extract the tar archive on stdin, plain or compressed, into the open folder `target`. Raises
-    OSError, and WrongState if stdin is no tar archive, or if a member cannot be extracted: its name
-    leads out of `target`, it is no file, folder or symbolic link, or an existing file is in its
-    way."""
+    """Extract the tar archive on stdin, plain or compressed, into the open folder `target`.
+
+    Raises OSError, and WrongState in these cases:
+
+    - stdin is no tar archive;
+    - a member's name leads out of `target`, or an existing file is in its way;
+    - a member is no file, folder or symbolic link.
+    """
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as archive:
             for member in archive:

@@ -19,8 +19,8 @@ from pyrunc.kernel.fd import closing_fd
 
 
 class ContainerRoot(NamedTuple):
-    """An open container root: its `descriptor`, and as `owner` the host's ids of the container's
-    user 0 and group 0."""
+    """The open root directory of a container. `owner`: the uid and gid that the container's user 0
+    and group 0 have on the host."""
 
     descriptor: int
     owner: tuple[int, int]

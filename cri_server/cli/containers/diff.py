@@ -25,7 +25,7 @@ from pyrunc.errors import KernelError, WrongState
 from pyrunc.kernel.fd import closing_fd
 
 ADDED, CHANGED, DELETED = "A", "C", "D"
-NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # ELOOP: a link is in its place
+NO_FOLDER = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)  # ELOOP: it is a symbolic link
 
 
 @click.command()

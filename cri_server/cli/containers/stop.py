@@ -56,7 +56,8 @@ def find(client: Client, name: str, *, only_pods: bool = False) -> Target:
 
 
 def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
-    """Return the labels of a container and of its pod. The pod's labels tell who created it."""
+    """Return the labels of a container and of its pod. The pod's labels tell who created the
+    pod."""
     pods = client.pods(id=container.pod_sandbox_id)
     return {**container.labels, **(pods[0].labels if pods else {})}
 

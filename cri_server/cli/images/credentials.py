@@ -110,8 +110,8 @@ def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | No
         if key_in_file and content != {}:
             return _FileLogin(path, key_in_file, registry, content)
     store = document.get("credsStore")
-    # Without an entry in `auths` the store is tried where it is installed: those of clouds make
-    # logins without `docker login`.
+    # An installed store is tried even if `auths` has no entry: the helpers of clouds provide logins
+    # without `docker login`.
     if isinstance(store, str) and (registry in logins or credential_helpers.is_installed(store)):
         key_in_file, _ = logins.get(registry, (_key(registry), None))
         return _FileLogin(path, key_in_file, registry, helper=store)
@@ -119,9 +119,8 @@ def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | No
 
 
 def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
-    """Map the normal form of each key of a JSON object to the key as written and its value. If
-    several keys have the same normal form, use the key that is written in this form; if none is,
-    use the first one."""
+    """Return {normal form of a key: (key as written, value)} for a JSON object. Of several keys
+    with the same normal form, a key that is written in this form wins, else the first key."""
     table = table if isinstance(table, dict) else {}
     keys = sorted(table, key=lambda key: key != _normal_key(key))
     return {_normal_key(key): (key, table[key]) for key in reversed(keys)}

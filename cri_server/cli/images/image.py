@@ -113,9 +113,9 @@ def _parse_filter(text: str) -> tuple[str, str]:
 
 
 def _filtered(images: list[api.Image], text: str) -> list[api.Image]:
-    """Return the images that the filter `text` selects, which is written as for crictl. `images`
-    must be sorted newest first. Raises InvalidArgument for an unknown filter, NotFound if `before=`
-    or `since=` names none of `images`."""
+    """Return the images that `text`, a filter in crictl's syntax, selects. `images` must be sorted
+    newest first. Raises InvalidArgument for an unknown filter, NotFound if `before=` or `since=`
+    names none of `images`."""
     key, value = _parse_filter(text)
     if key == "reference":
         return [i for i in images if _is_named(i, value)]

@@ -189,9 +189,9 @@ def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool)
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """Yield a file that the `with` block writes, or stdout if `path` is None. After the block the
-    file is renamed to `path`. Because it is not opened there before, a symbolic link that another
-    user put at `path` is replaced, not followed."""
+    """Yield a file for the `with` block to write, or stdout if `path` is None. After the block the
+    file is renamed to `path`: this replaces a symbolic link that another user put there, and does
+    not follow it."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -278,8 +278,8 @@ def _feed(
 
 
 def _fill(pipe: int, source: BinaryIO, progress: ProgressLine, is_read: Callable[[], bool]) -> None:
-    """Copy `source` into the pipe, and return when the server has read all of it. Returns early
-    when `is_read` returns False, because the server has stopped reading."""
+    """Copy `source` into the pipe, and return when the server has read all of it. `is_read` tells
+    whether the server still reads; if not, return early."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
         while view:
