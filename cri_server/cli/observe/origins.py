@@ -1,7 +1,7 @@
 """Finds out where each value of a container comes from: the container's request, the pod's request,
 the image, the server's configuration, or a default.
 
-Compares these with the container's runtime spec. Does no I/O.
+Compares the requests and the image's configuration with the container's runtime spec. Does no I/O.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ OF_CONTAINERS = {
 
 
 def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
-    """Yield the events of successful calls, in the order of `entries`. These must be sorted by the
-    end of the calls.
+    """Yield the events of successful calls, in the order of `entries`. `entries` must be sorted by
+    the end of the calls.
 
     For a RemovePodSandbox also yields the deletion of the pod's containers."""
     containers_by_pod: dict[str, dict[str, str]] = {}  # container names by id

@@ -88,8 +88,8 @@ def _containers(client: Client, name: str) -> list[tuple[str, str]]:
 
 
 def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
-    """Yield the processes of a container: those in or below the cgroups of its main process, whose
-    pid is `init`. `label`: the name of the container that each result gets."""
+    """Yield the processes of a container: all processes in or below the cgroups of the process with
+    the pid `init`. `label`: the container's name in the results."""
     # A container with its own pid namespace sees other pids, so this searches the host's /proc.
     groups = _groups(init)
     for entry in sorted(int(name) for name in os.listdir("/proc") if name.isdigit()):
@@ -101,7 +101,7 @@ def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
 
 
 def _groups(pid: int) -> dict[str, str]:
-    """Return a process's cgroup paths by hierarchy number; empty if the process has ended. Leaves
+    """Return {hierarchy number: cgroup path} for a process; empty if the process has ended. Leaves
     out root cgroups, because a container is in the root cgroup of every v1 controller that it does
     not use."""
     try:

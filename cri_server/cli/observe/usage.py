@@ -66,7 +66,7 @@ class _View:
         set. A table has CPU rates, so two samples are taken first, `seconds` apart.
 
         `request`: CRI's request for the usage of all objects; `cpu`: returns the CpuUsage in an
-        object's usage; `listing`: returns how the usages are listed, with rates from the
+        object's usage; `listing`: returns the Listing of the usages, with CPU rates from the
         samples."""
         samples = CpuSamples()
 

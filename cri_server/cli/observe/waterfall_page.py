@@ -95,8 +95,8 @@ def _summary(calls: Sequence[TimelineCall], axis: Axis) -> str:
 
 
 def _call(call: TimelineCall, axis: Axis, *, unfolded: bool) -> str:
-    """Return the HTML of a call, whose steps a click shows or hides. `unfolded`: whether the page
-    shows the steps when it opens."""
+    """Return the HTML of a call; a click shows or hides the call's steps. `unfolded`: whether the
+    page shows the steps when it opens."""
     spans = list(tree(call.spans))
     at, width = axis.percent(call)
     classes = " ".join(

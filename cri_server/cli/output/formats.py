@@ -166,7 +166,7 @@ def with_info(message: Any) -> dict[str, Any]:
 def options(
     formats: Sequence[str] = FORMATS, *, listing: bool = True, short: bool = False
 ) -> Callable[[Any], Any]:
-    """Return a click decorator for the output options, which a verb's function gets as `output`.
+    """Return a click decorator for the output options; a verb's function gets them all as `output`.
 
     `formats`: the values of -o, the default first; `listing`: also add -q, --no-trunc and
     --no-headers; `short`: also add -f for --format, as in docker's inspect."""

@@ -20,14 +20,13 @@ def report(text: str) -> None:
 
 def exit_code(error: Error) -> int:
     """Return the exit code for an error: 2 for a wrong argument on the command line
-    (InvalidArgument), 1 for any other error. A wrong value in a file (InvalidSpec) counts as any
-    other error."""
+    (InvalidArgument), 1 for any other error, also for a wrong value in a file (InvalidSpec)."""
     return 2 if isinstance(error, InvalidArgument) and not isinstance(error, InvalidSpec) else 1
 
 
 def for_each(names: Iterable[str], act: Callable[[str], None]) -> None:
-    """Call `act` for each name, continuing after an error. If there is only one name, its error is
-    raised. Errors of several names are printed, and Exit is raised at the end."""
+    """Call `act` for each name. With one name, its error is raised. With several names, each error
+    is printed, the next name follows, and Exit is raised at the end."""
     names = list(names)
     failed = False
     for name in names:

@@ -46,7 +46,7 @@ def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine
     The exit code is 1 if something is wrong. Doctor changes no setting. Run as root, it also mounts
     an overlay below the directory `server.root`, and removes the overlay again.
     """
-    # The results say what the log would say.
+    # The log stays silent: the results say the same.
     logging.getLogger("cri_server").addHandler(logging.NullHandler())
     results = list(examine(Machine(load(config, _of_server(context)))))
     if as_json:

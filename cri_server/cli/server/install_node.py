@@ -81,7 +81,7 @@ def install_node(
 
 
 def command_lines() -> dict[str, click.Group]:
-    """Return the click groups of the commands `pyrunc-cri` and `pyrunc`, by the command's name."""
+    """Return {command: its click group} for the commands `pyrunc-cri` and `pyrunc`."""
     from cri_server.cli.main import program
     from pyrunc.cli import click_front
 

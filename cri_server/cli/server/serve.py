@@ -85,13 +85,13 @@ def read(config: Path | None, flags: dict[str, Any]) -> LoadedConfig:
 
 
 def require_root() -> None:
-    """Raise Error unless this process runs as root, which mounts, namespaces and the host's network
-    need."""
+    """Raise Error unless this process runs as root: mounts, namespaces and the host's network need
+    it."""
     if os.geteuid() != 0:
         raise Error(f"the server needs root, but this is user {os.geteuid()}")
 
 
 def _key(value: Any) -> Any:
-    """Convert a flag's value to that of its configuration key: a repeatable flag becomes a list, or
-    None if it is not set."""
+    """Convert a flag's value to the value of its configuration key: a repeatable flag becomes a
+    list, or None if it is not set."""
     return (list(value) or None) if isinstance(value, tuple) else value

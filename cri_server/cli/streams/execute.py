@@ -50,9 +50,9 @@ def _user(client: Client, container: str, text: str) -> dict[str, object]:
 
 
 def _read(root: int, path: str) -> bytes:
-    """Return the content of a regular file of a container. `root`: a descriptor of the container's
-    root directory, inside which symbolic links are resolved. Returns no bytes for a missing file
-    and for anything but a regular file."""
+    """Return the content of a regular file of a container; no bytes if the file is missing or of
+    another kind. Symbolic links are resolved inside `root`, a descriptor of the container's root
+    directory."""
     try:
         return read_in_root(root, path)
     except (KernelError, NotFound):

@@ -20,8 +20,8 @@ UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class LogEntry(NamedTuple):
-    """A line of a log file. `content`: the output with its newline, which a line with the tag `P`
-    (partial) does not have. `time`: as written in the file."""
+    """A line of a log file. `content`: the output; it ends with a newline unless the line has the
+    tag `P` (partial). `time`: as written in the file."""
 
     stream: str
     content: bytes
@@ -123,8 +123,8 @@ def _close(files: Iterable[BinaryIO]) -> None:
 
 
 def last(file: BinaryIO, count: int) -> tuple[int, int]:
-    """Return the position of the last `count` complete lines of the file, and their number, which
-    is lower if the file has fewer lines."""
+    """Return the position of the last `count` complete lines of the file, and the number of these
+    lines: `count`, or fewer if the file is shorter."""
     end = file.seek(0, os.SEEK_END)
     at = end
     missing = count + 1

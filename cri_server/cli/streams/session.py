@@ -1,5 +1,5 @@
-"""A WebSocket session of the streaming server, which connects this process's stdio to a process in
-a container."""
+"""Connects this process's stdio to a process in a container, through a WebSocket session of the
+streaming server."""
 
 from __future__ import annotations
 
@@ -106,8 +106,8 @@ class Feeder:
                 self._socket.send(bytes([CLOSE, STDIN]))
 
     def _without_keys(self, data: bytes) -> bytes:
-        """Return the input without the detach sequence. A beginning of the sequence is held back
-        until the next byte."""
+        """Return the input without the detach sequence. If the input ends within the sequence, this
+        part is held back until the next byte."""
         if not self._keys:
             return data
         passed = bytearray()
