@@ -61,8 +61,8 @@ def _names(requested: Iterable[str]) -> set[str]:
 def _sets(granted: set[str], ambient: set[str]) -> dict[str, list[str]]:
     bounding = [name for name in CAPABILITIES if name in granted]
     ambient_list = [name for name in CAPABILITIES if name in ambient]
-    # An inheritable capability becomes a permitted one at execve(2) of a file with the same one,
-    # also for users who are not root (CVE-2022-24769). Ambient ones must be inheritable
+    # An inheritable capability becomes permitted at execve(2) of a file that has it as inheritable,
+    # also for users who are not root (CVE-2022-24769). Ambient capabilities must be inheritable
     # (capabilities(7)).
     return {
         "bounding": bounding,

@@ -1,9 +1,10 @@
 """Container Device Interface: finds the edits to a container's spec that CDI files define for
 device names such as `vendor.com/gpu=0`.
 
-The administrator's files in /etc/cdi and /run/cdi (a later folder overrides an earlier one) are
-read for each container that names a device, because drivers write them at any time. Only regular
-files of limited size that only root can write are read (CVE-2026-53492).
+The administrator's files are in /etc/cdi and /run/cdi; a later folder overrides an earlier one.
+They are read anew for each container that names a device, because drivers write them at any time. A
+file is ignored unless it is a regular file of limited size that only root can write
+(CVE-2026-53492).
 https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """
 

@@ -1,9 +1,10 @@
 """Names cgroups: builds OCI's `cgroupsPath` from the pod's parent cgroup, the id of a sandbox or
 container, and the cgroup driver.
 
-The form is `<parent>/<id>` with cgroupfs, and `<slice>:cri-pyrunc:<id>` with systemd, whose scope
-is `cri-pyrunc-<id>.scope`. kubelet and cAdvisor find the id in the last component. A parent in the
-other driver's form is refused, because systemd and the server would both write to the tree.
+With cgroupfs the path is `<parent>/<id>`. With systemd it is `<slice>:cri-pyrunc:<id>`, which
+stands for the systemd unit `cri-pyrunc-<id>.scope`. kubelet and cAdvisor find the id in the last
+component. A parent in the other driver's form is refused, because systemd and the server would both
+write to the tree.
 """
 
 from __future__ import annotations

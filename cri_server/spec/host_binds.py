@@ -24,8 +24,8 @@ class HostBind:
     """A bind mount of a host path into a container.
 
     `links`: `source` may contain symlinks, because the server has not resolved it. `made_inside`:
-    the spec lets the container's process make this mount itself. The compiler also requires
-    `BindSource.is_in_every_namespace`.
+    the spec lets the container's process make this mount itself; for this the compiler also
+    requires `BindSource.is_in_every_namespace`.
     """
 
     source: str
@@ -35,9 +35,9 @@ class HostBind:
 
 
 def read(folder: Path, own_folders: tuple[str, ...]) -> list[HostBind]:
-    """Read a container's config.json and launch file in `folder`, and return the binds in this OCI
-    spec (`of`). Raises NotFound for a missing file, DamagedRecord for an unreadable one, and
-    InvalidSpec."""
+    """Read a container's config.json (its OCI spec) and launch file in `folder`, and return the
+    spec's binds of host paths (`of`). Raises NotFound for a missing file, DamagedRecord for an
+    unreadable one, and InvalidSpec."""
     return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own_folders)
 
 

@@ -1,4 +1,4 @@
-"""Checks the length of paths in requests and images. Longer paths would fail in system calls.
+"""Checks that paths in requests and images are not too long for system calls.
 
 Source: path_resolution(7), ENAMETOOLONG; PATH_MAX and NAME_MAX of linux/limits.h.
 """

@@ -111,9 +111,9 @@ def with_arguments(
 
 
 def changed(process: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a copy of the OCI process with the `user` and `cwd` of `changes`, where `changes` has
-    them. The variables in `changes["env"]` are added, or replace variables of the process. If
-    `changes` has a `user`, the HOME of `process` is removed.
+    """Return a copy of the OCI process in which `user` and `cwd` of `changes`, if present, replace
+    the old values. The variables in `changes["env"]` are added, or replace those of the same name.
+    If `changes` has a `user`, the HOME of `process` is removed.
 
     Raises InvalidArgument for an entry of `env` that is not NAME=VALUE, for a NUL byte in it, and
     for a `cwd` that is too long.

@@ -29,8 +29,8 @@ def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
     """Convert CRI resources to the OCI object `linux.resources`, without devices. Raises
     InvalidArgument for values that no kernel accepts.
 
-    A memory limit without a swap limit becomes the limit of memory and swap together, too, so the
-    container gets no swap.
+    Without a swap limit, the memory limit also limits memory and swap together, so the container
+    gets no swap.
     """
     check(request)
     cpu = {key: getattr(request, name) for key, name in CPU.items()}
@@ -46,8 +46,8 @@ def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
 
 
 def replace(current: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
-    """Return the OCI object `current` with `limits`, a result of `to_oci`, in place of all limits
-    that CRI can set. The others stay: those of NRI plugins and annotations, and devices."""
+    """Return the OCI object `current` in which `limits`, a result of `to_oci`, replace all limits
+    that CRI can set. Limits from NRI plugins and annotations, and devices, stay."""
     result = {**current, "hugepageLimits": [], "unified": {}, **limits}
     for table, keys in (("cpu", CPU), ("memory", MEMORY)):
         others = {key: v for key, v in current.get(table, {}).items() if key not in keys}

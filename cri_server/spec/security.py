@@ -1,8 +1,8 @@
 """Selects a container's seccomp and AppArmor profiles: from CRI's current fields, else from its
 deprecated strings, else by default.
 
-A request without the field `seccomp` or `apparmor` requests nothing there. A field that is present
-with zero values requests RuntimeDefault.
+If the field `seccomp` or `apparmor` is missing, the current fields choose no profile. If it is
+present with zero values, it requests RuntimeDefault.
 """
 
 from __future__ import annotations

@@ -134,8 +134,8 @@ def _supplemental(
         )
     # containerd, CRI-O and Kubernetes' tests have this order (test/e2e_node,
     # "SupplementalGroupsPolicy").
-    # With the primary group in the list a process cannot leave that group, and so get around a mode
-    # that denies the group access (CVE-2022-2995, CVE-2023-25173).
+    # The primary group is in the list, so that a process cannot leave this group to get around a
+    # file mode that denies the group access (CVE-2022-2995, CVE-2023-25173).
     return tuple(dict.fromkeys([gid, *image_groups, *requested]))
 
 
