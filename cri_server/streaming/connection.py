@@ -84,7 +84,7 @@ class Connections:
 
     async def _open(self, transport: SocketTransport) -> tuple[UpgradeRequest, object] | None:
         """Read the request within `REQUEST_S` and redeem its ticket. Return the request and the
-        session's options. After a refusal was sent to the client, return None."""
+        session's options. If the request is refused, send the refusal and return None."""
         try:
             try:
                 async with asyncio.timeout(REQUEST_S):

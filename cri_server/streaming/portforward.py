@@ -1,18 +1,18 @@
 """Port forwarding: connects pairs of a data stream and an error stream to TCP connections in the
 pod.
 
-Over SPDY the client opens any number of pairs, which the header `requestid` distinguishes. Over
-WebSocket there is one pair for each port of the request. A failure is sent as text on the error
-stream.
+Over SPDY the client opens any number of pairs. The streams of a pair have the same header
+`requestid`. Over WebSocket there is one pair for each port of the request. A failure is sent as
+text on the error stream.
 
-Over SPDY client and pod may half-close a connection. The server then copies the other direction
-until this direction ends, pauses for `LINGER_S` or has lasted `LINGER_LIMIT_S`, and closes the
-connection. It does not wait longer, because kubectl up to 1.31 closes nothing until the error
-stream ends.
+Over SPDY, either the client or the pod may half-close a connection. The server then copies the
+other direction until that direction ends, pauses for `LINGER_S` or has lasted `LINGER_LIMIT_S`, and
+closes the connection. It does not wait longer, because kubectl up to 1.31 closes nothing until the
+error stream ends.
 
-A dial costs a process in the pod's network, and a connection costs a descriptor of the server. Both
-are limited per session and in total. Dials are also limited per pod, so that pods which accept no
-connections do not block others (`Dials`).
+Dials and connections are limited per session and in total: a dial costs a process in the pod's
+network, a connection costs a descriptor of the server. Dials are also limited per pod, so that pods
+which accept no connections do not block others (`Dials`).
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ async def _dial(
     backend: Backend, sandbox_id: str, port: int, limits: ForwardLimits
 ) -> socket.socket:
     """Connect to `port` in the pod as soon as the limits allow a dial. Raises ResourceExhausted if
-    they do not within `DIAL_WAIT_S`, and the errors of `Backend.dial`."""
+    they allow none within `DIAL_WAIT_S`, and the errors of `Backend.dial`."""
     async with contextlib.AsyncExitStack() as turn:
         try:
             async with asyncio.timeout(DIAL_WAIT_S):
@@ -222,8 +222,8 @@ async def _copy_both(
 
 
 class _Copier:
-    """Copies both directions of a connection, and counts the copied pieces, from which `linger`
-    detects a pause."""
+    """Copies both directions of a connection. Counts the copied chunks, so that `linger` can detect
+    a pause."""
 
     def __init__(self, sock: socket.socket, data: Outbound, inbound: Inbound) -> None:
         self._socket, self._data, self._inbound = sock, data, inbound
@@ -250,8 +250,8 @@ class _Copier:
         await self._data.end()
 
     async def linger(self, last: asyncio.Task[None]) -> None:
-        """Wait for the task of the remaining direction, until it ends, pauses for `LINGER_S`, or
-        has run for `LINGER_LIMIT_S`."""
+        """Wait until `last`, the task of the remaining direction, ends, copies nothing for
+        `LINGER_S`, or has run for `LINGER_LIMIT_S`."""
         end_s = asyncio.get_running_loop().time() + LINGER_LIMIT_S
         chunks = -1
         while (
@@ -282,8 +282,8 @@ class Forwarder:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def on_open(self, stream: MultiplexedStream) -> None:
-        """Assign a newly opened stream to its pair, and begin to forward a complete pair. Reset an
-        invalid stream, and one above the limit of pairs."""
+        """Assign a newly opened stream to its pair, and begin to forward if the pair is complete.
+        Reset an invalid stream, and a stream above the limit of pairs."""
         kind, port = stream.header("streamtype"), _port(stream.header("port"))
         if kind not in ("data", "error") or port is None:
             stream.reset(Status.PROTOCOL_ERROR)

@@ -34,7 +34,7 @@ HANDLER_MODULE = "cri_server.streaming.connection"
 UNOPENED_LIMIT = 256  # of these, connections without a redeemed ticket
 BACKLOG = 512
 KINDS = {ExecSessionOptions: "exec", AttachOptions: "attach", PortForwardOptions: "portforward"}
-"""The first part of a URL's path, by the options of its session."""
+"""Type of a session's options -> the first part of its URL's path."""
 
 
 class StreamingServer:

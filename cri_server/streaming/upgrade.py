@@ -1,7 +1,7 @@
 """Parses the HTTP/1.1 request that opens a session, with `h11`, and makes the response. No I/O.
 
-Each connection has one request. Its response is 101, after which the connection carries SPDY or
-WebSocket, or an error that ends the connection.
+Each connection has one request. After the response 101 the connection carries SPDY or WebSocket.
+Any other response is an error and ends the connection.
 
 Only a valid ticket in the path authorizes a request. Origin is not compared with Host, because the
 API server forwards its client's Origin while kubelet sends its own Host. A foreign web page that
@@ -134,8 +134,8 @@ def switch(fields: Fields) -> bytes:
 
 
 def choose_stream_protocol(request: UpgradeRequest, supported: Sequence[str]) -> str:
-    """Return the first stream protocol offered by a SPDY client that is in `supported`. Raises
-    `Refused` if there is none."""
+    """Return the first stream protocol in a SPDY client's offer that is in `supported`. Raises
+    `Refused` if the client offers none of these."""
     offered = request.values(PROTOCOL_HEADER.lower())
     if not offered:
         raise Refused(400, f"{PROTOCOL_HEADER} is missing")
@@ -161,8 +161,8 @@ def switch_to_spdy(protocol: str) -> bytes:
 
 
 def choose_subprotocol(request: UpgradeRequest, supported: Sequence[str]) -> str:
-    """Return the first subprotocol offered by a WebSocket client that is in `supported`; empty if
-    the client offers none. Raises `Refused` if it offers only others."""
+    """Return the first subprotocol in a WebSocket client's offer that is in `supported`; empty if
+    the client offers nothing. Raises `Refused` if it offers only unsupported subprotocols."""
     offered = request.values("sec-websocket-protocol")
     return _first_supported(offered, supported) if offered else ""
 

@@ -35,8 +35,9 @@ _QUIET.setLevel(logging.CRITICAL)
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What a subprotocol can do. `base64`: data is base64 text, otherwise binary; `closes`: the
-    client can half-close a channel; `json_status`: the error channel carries a Status object."""
+    """The properties of a subprotocol. `base64`: data is base64 text, otherwise binary; `closes`:
+    the client can half-close a channel; `json_status`: the error channel carries a Status
+    object."""
 
     base64: bool
     closes: bool

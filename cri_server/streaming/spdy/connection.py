@@ -1,9 +1,9 @@
 """The server's side of a SPDY/3.1 connection, as a state machine without I/O and clock: bytes in,
 events and bytes out. The server opens no streams and sends no pings.
 
-`receive` raises for no input. An invalid frame on a stream resets that stream. After an error of
-framing, compression or stream ids the two sides disagree on the state: the caller gets
-`ConnectionFailed` and a GOAWAY frame to send, and all later input is ignored.
+`receive` never raises, whatever the client sends. An invalid frame on a stream resets that stream.
+After an error of framing, compression or stream ids the two sides disagree on the state: the caller
+gets `ConnectionFailed` and a GOAWAY frame to send, and all later input is ignored.
 
 Memory is limited: a control frame of at most `CONTROL_LIMIT_BYTES` is buffered whole, data is
 passed on as it comes, and a stream is dropped when both directions have ended.
@@ -309,7 +309,7 @@ class SpdyConnection:
 
 
 def _is_clients(number: int) -> bool:
-    """Return whether the id of a stream or ping is odd, so that it is one of the client's."""
+    """Return whether the client has chosen the id of a stream or ping: its ids are odd."""
     return number % 2 == 1
 
 
