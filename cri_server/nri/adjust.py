@@ -25,9 +25,9 @@ def apply(
     """Apply `adjustment` to `spec`. Ignores CDI devices: the caller applies their edits
     (`cri_server.spec.cdi`).
 
-    `clamp_oom_score_adj`: returns the requested oom_score_adj, raised to the lowest value that the
-    server may set. `block_io`, `rdt`: return the OCI object for the name of a class. Raises
-    InvalidArgument for values that OCI does not permit.
+    `clamp_oom_score_adj`: returns the requested oom_score_adj, or the lowest value that the server
+    may set if that is higher. `block_io`, `rdt`: return the OCI object for the name of a class.
+    Raises InvalidArgument for values that OCI does not permit.
     """
     process, linux, linux_adjustment = spec["process"], spec["linux"], adjustment.linux
     _pairs(spec, "annotations", adjustment.annotations)
@@ -249,8 +249,7 @@ def _resources(linux: Spec, adjustment: api.LinuxResources) -> None:
 
 
 def _set_fields(message: Any, table: Mapping[str, ResourceField]) -> Spec:
-    """Return the values of the fields of `message` that are set, by their keys in an OCI
-    configuration."""
+    """Return the fields that are set in `message`: key in an OCI configuration -> value."""
     return {
         field.key: getattr(message, name).value
         for name, field in table.items()
@@ -299,8 +298,8 @@ def _mounts(spec: Spec, requested: Iterable[api.Mount]) -> None:
 
 
 def _propagation(linux: Spec, options: Iterable[str]) -> None:
-    """Set `rootfsPropagation` to the mount propagation that a mount with `options` needs: a mount
-    `rshared` or `rslave` needs the same of the root file system. Never lowers rshared to rslave."""
+    """Set `rootfsPropagation` as a mount with `options` needs it: the root file system must have
+    the propagation `rshared` or `rslave` of the mount. Never lowers rshared to rslave."""
     if "rshared" in options:
         linux["rootfsPropagation"] = "rshared"
     elif "rslave" in options and linux.get("rootfsPropagation") != "rshared":

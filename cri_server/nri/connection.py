@@ -35,7 +35,7 @@ class Closed(Exception):
 
 class PluginConnection(asyncio.Protocol):
     """A connection to a plugin. `serve(method, payload)` answers the plugin's calls of the Runtime
-    service, or raises CallFailed. `on_close` is called once."""
+    service, or raises PluginCallFailed. `on_close` is called once, when the connection ends."""
 
     def __init__(
         self, serve: Callable[[str, bytes], Awaitable[bytes]], on_close: Callable[[], None]

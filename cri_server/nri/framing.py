@@ -1,8 +1,8 @@
 """Encodes and decodes ttrpc messages in frames of NRI's multiplexer, without I/O.
 
 One stream socket carries two ttrpc connections, one per direction of calls. A multiplexer frame is
-`connection, length, payload`, a ttrpc message `length, stream, kind, flags, payload`, all numbers
-big-endian (pkg/net/multiplex of the Go module github.com/containerd/nri; PROTOCOL.md of
+`connection, length, payload`. A ttrpc message is `length, stream, kind, flags, payload`. All
+numbers are big-endian (pkg/net/multiplex of the Go module github.com/containerd/nri; PROTOCOL.md of
 github.com/containerd/ttrpc). A frame may hold any part of a message.
 """
 

@@ -29,9 +29,9 @@ class PluginProgram:
 
 
 def find(folder: Path, configurations: Path) -> list[PluginProgram]:
-    """Return the plugins in `folder` in order of their indices. Logs and skips files with other
-    names, and files that users other than root can write. Returns no plugin if such users can write
-    to `folder` itself."""
+    """Return the plugins in `folder` in order of their indices. Logs and skips executables whose
+    name is not INDEX-NAME, or that users other than root can write. Returns no plugin if such users
+    can write to `folder` itself."""
     programs = []
     try:
         entries = sorted(folder.iterdir())

@@ -149,9 +149,9 @@ class Merge:
         self, plugin: str, field: int, changes: Any, result: Any, current: Any, key: str
     ) -> None:
         """Merge a plugin's `changes` of a list into the adjustment's list `result` and the
-        container's list `current`. The elements' field `key` names them; an element named `-NAME`
-        removes the element NAME. `field`: the list's number in `api.Field`. Raises Conflict when
-        another plugin has set the element."""
+        container's list `current`. `key`: the field that has an element's name; an element named
+        `-NAME` removes the element NAME. `field`: the list's number in `api.Field`. Raises Conflict
+        when another plugin has set the element."""
         if not changes:
             return
         names = {getattr(entry, key) for entry in changes}

@@ -21,7 +21,7 @@ class Conflict(WrongState):
 
 
 class Owners:
-    """The owners of the fields of all containers of a request."""
+    """Which plugin owns each field of the containers in one request."""
 
     def __init__(self) -> None:
         self.message = api.OwningPlugins()
@@ -49,7 +49,7 @@ class Owners:
             owners.compound[field].owners[key] = REMOVED + plugin
 
     def add(self, container: str, field: int, plugin: str) -> None:
-        """Record that `plugin` adds to a field that several plugins may add to."""
+        """Record `plugin` as one more owner of a field to which several plugins may add entries."""
         owners = self.message.owners[container]
         before = owners.simple.get(field, "")
         owners.simple[field] = f"{before},{plugin}" if before else plugin

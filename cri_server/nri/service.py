@@ -3,9 +3,9 @@ their indices.
 
 One lock is held while an event is sent, and while a plugin that joins is synchronized. Events
 during the synchronization wait, and are then sent to the new plugin, too. The synchronization
-includes containers that plugins know but that are not listed yet. Updates and evictions of other
-containers are performed without this lock and without a container's lock, so that two requests
-cannot deadlock.
+includes pods and containers that are being created and are not listed yet. Updates and evictions
+that a plugin requests are performed without this lock and without a container's lock, so that two
+requests cannot deadlock.
 """
 
 from __future__ import annotations
@@ -464,8 +464,9 @@ class NriObserver(LifecycleObserver):
         return await self._apply(merge)
 
     async def _apply(self, merge: Merge) -> list[api.ContainerUpdate]:
-        """Evict and update other containers; return the failed updates. Containers that are gone
-        are skipped."""
+        """Perform the evictions and updates that plugins have requested. Skip containers that no
+        longer exist. Return the failed updates, without those that plugins marked
+        `ignore_failure`."""
         containers = self._services.index.containers
         for eviction in merge.evictions:
             container = containers.find(eviction.container_id)
