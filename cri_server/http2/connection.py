@@ -1,7 +1,7 @@
 """The server's side of an HTTP/2 connection (RFC 9113) as a state machine without I/O: bytes in,
 events and bytes out.
 
-`receive` does not raise for any input of a peer. A stream error resets the stream; a connection
+`receive` never raises, whatever the peer sends. A stream error resets the stream; a connection
 error is reported as the event `Failed`, and all later input is ignored. `Http2Limits` limits the
 memory and work that a peer can cause: the size of header blocks, the number of open streams, and
 the number of frames of each kind that costs this side more than the peer.
@@ -84,7 +84,8 @@ class Http2Connection:
     # -- receiving
 
     def receive(self, data: bytes) -> list[Event]:
-        """Process received bytes, cut anywhere; return their events in order."""
+        """Process received bytes; return their events in order. Frames may be split between calls
+        anywhere."""
         if self.failed:
             return []
         try:
@@ -438,7 +439,7 @@ class Http2Connection:
         return self._sender.take()
 
     def is_open(self, stream_id: int) -> bool:
-        """Return whether the stream still accepts headers and data to send."""
+        """Return whether headers and data can still be sent on the stream."""
         stream = self._streams.get(stream_id)
         return stream is not None and stream.sending
 

@@ -32,7 +32,7 @@ _USUAL = {
 
 
 class Malformed(Exception):
-    """The request must be treated as a stream error."""
+    """The request is malformed, so its stream must be reset (a stream error)."""
 
 
 def check(fields: list[Field]) -> int | None:

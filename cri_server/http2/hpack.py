@@ -44,7 +44,8 @@ _FIRST_DYNAMIC = len(_STATIC)
 
 
 class BadBlock(Exception):
-    """An invalid header block. After it the dynamic tables of encoder and decoder differ."""
+    """An invalid header block. The dynamic tables of encoder and decoder then differ, so no later
+    block can be decoded."""
 
 
 # The package hpack takes 69 µs for the header block of a Go client, this decoder 11.
@@ -144,9 +145,9 @@ def _size(field: Field) -> int:
 
 
 def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
-    """Decode the integer whose prefix `value` was all ones and which continues at `at` (section
-    5.1). Return the integer and the position behind it. Raises IndexError at the block's end,
-    BadBlock for an integer that is too large."""
+    """Decode an integer that exceeds its prefix (section 5.1). `value`: the prefix, all ones; `at`:
+    the position of the octet after it. Return the integer and the position behind it. Raises
+    IndexError at the block's end, BadBlock for an integer that is too large."""
     shift = 0
     while True:
         octet = block[at]

@@ -1,8 +1,8 @@
 """Sends frames in order, and data within the peer's flow-control windows (RFC 9113, section 5.2).
 
 Control frames are sent at once. Data beyond the windows is queued on its stream, followed by its
-trailers. A stream that only the connection's window blocks is in a ready queue. An update of that
-window visits only the streams in this queue.
+trailers. If only the connection's window blocks a stream, the stream is in the ready queue. When
+this window is widened, only streams in the ready queue are visited.
 """
 
 from __future__ import annotations
