@@ -4,7 +4,7 @@ A script that pip installs imports `site`, which takes 13 to 15 ms per start if 
 .pth files. It would also run code from PYTHONPATH and from a user's own packages as root. `pyrunc`
 avoids both in one of two forms: a script for `python -IS`, or the executable of front.c. The
 executable contains the same interpreter, begins at a snapshot of its memory, and takes a fifth of
-the script's time. To compile it needs a C compiler and Python's static library (Debian:
+the script's time. Compiling the executable needs a C compiler and Python's static library (Debian:
 libpython3-dev, which python3-dev brings); without these the script is installed.
 
 Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the executable where it is
@@ -106,7 +106,8 @@ def _link(path: str, paths: InstallPaths) -> bool:
     """Compile front.c to the executable `path` and store its snapshot. False if a command fails, or
     without a compiler or Python's static library; `path` then stays as it is."""
     program, snapshot = f"{path}.{os.getpid()}", f"{paths.snapshot}.{os.getpid()}"
-    # An import that compiles allocates other blocks than the next one (heap_order.c).
+    # Before the snapshot: an import that compiles its module allocates other blocks of memory than
+    # later imports (heap_order.c).
     compileall.compile_dir(PACKAGE, quiet=2)
     try:
         if not (

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from pyrunc.program.model import LoweredProgram
 
 
-# A process object of --process is complete: Go omits empty and false fields, so an absent one is
-# not the container's.
+# The process object of --process is complete. Go omits empty and false fields, so a missing field
+# is not taken from the container's process.
 NOT_INHERITED: dict[str, Any] = {"env": [], "noNewPrivileges": False}
 
 
@@ -110,8 +110,8 @@ def _compile_and_exec(
 
     def store(lowered: LoweredProgram, warnings: tuple[str, ...]) -> None:
         user = spec.linux.namespace("user")
-        # Of a user namespace that is only named, the maps are not in the configuration, so the
-        # stored owner of stdio would be a guess.
+        # For a user namespace with a path, the configuration has no maps, so the stored owner of
+        # stdio would be a guess.
         if key is not None and (user is None or spec.linux.uid_mappings):
             owner = host_id(process.user.uid, spec.linux.uid_mappings)
             exec_cache.store(state, key, lowered, owner, warnings)

@@ -75,11 +75,11 @@ def _leave_out(
     causes: dict[str, set[Path]],
     remaining: list[int],
 ) -> None:
-    """Add to `causes`, for each line of the plan, the smallest parts of the configuration below
-    `path` without which the line disappears.
+    """Find, for each line of the plan, the smallest parts of the configuration below `path` that
+    the line needs: without the part it disappears. Add their paths to `causes`.
 
     - `whole`: how often each line occurs in the unchanged plan
-    - `remaining`: a list of one number, which is how many more parts may be tried
+    - `remaining`: a list with one number: how many more parts may be tried
     """
     # A plan for each part: 0.5 s for the default configuration, for a verb that a person types.
     for child in _children(bundle.document, path):
@@ -146,7 +146,7 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
 
 def _other(value: Any) -> Any:
     """Return another value of the same type for a number, a text or a list of texts. None for other
-    types, and for booleans, for which leaving the value out has the same effect."""
+    types. Also None for a boolean, because leaving it out has the same effect."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
