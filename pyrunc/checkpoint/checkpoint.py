@@ -1,10 +1,10 @@
 """`checkpoint`: CRIU writes the state of a container's processes to files. By default the container
 then ends.
 
-The runtime names external resources to CRIU, which neither saves nor recreates these: bind mounts,
+CRIU neither saves nor recreates external resources. The runtime names these to CRIU: bind mounts,
 masked files, network and pid namespaces that have a path, and the host's files that the container
-got as standard streams. The names of these streams are stored beside the images. By these names,
-`restore` replaces pipes and files of the host by its own standard streams. Source:
+got as standard streams. The names of the standard streams are stored beside the images, so that
+`restore` can replace pipes and files of the host by its own standard streams. Source:
 https://criu.org/External_resources.
 """
 
@@ -200,9 +200,8 @@ def _check_parent(images: int, parent: str) -> None:
 
 
 def standard_streams(state: State) -> list[str]:
-    """Return the names of the streams that the container got as descriptors 0 to 2, by
-    `stream_name`. "" also for a file on a mount in the container's mount namespace, which CRIU
-    finds by its path."""
+    """Return the names (`stream_name`) of the streams that the container got as descriptors 0 to 2.
+    A file on a mount of the container also gets "", because CRIU finds it by its path."""
     # A shell redirects its own descriptors for a moment when it runs `echo > file`, so those of the
     # running process may not be the streams that it got. State files of earlier versions have no
     # streams.
@@ -227,7 +226,7 @@ def configuration_file(state: State) -> Fields:
 
 def _freezer(state: State) -> Fields:
     group = state.group()
-    # By the freezer no process can fork while CRIU collects them; by ptrace(2) alone it may have to
+    # Frozen processes cannot fork while CRIU collects them; with ptrace(2) alone CRIU may have to
     # try again and again.
     return [] if group is None else [(criu.FREEZE_CGROUP, group.directory)]
 
@@ -275,9 +274,9 @@ def _refuse_mounts(spec: Spec) -> None:
 
 
 def mount_points(spec: Spec, root: int) -> list[str]:
-    """Return the mount point of each mount in `spec.mounts`: its destination without the symbolic
-    links of the root, by which CRIU knows it. `root`: the root's descriptor, with or without its
-    mounts. Raises KernelError."""
+    """Return the mount point of each mount in `spec.mounts`, as CRIU knows it: the destination with
+    the symbolic links of the root resolved. `root`: the root's descriptor; its mounts may be
+    missing. Raises KernelError."""
     places: list[str] = []
     for mount in spec.mounts:
         place = clean(mount.destination)
@@ -289,14 +288,15 @@ def mount_points(spec: Spec, root: int) -> list[str]:
 
 
 def bind_mounts(spec: Spec, bundle: str, root: int) -> list[tuple[str, str]]:
-    """Return (mount point, source) of each bind mount from the host. In a user namespace these
-    include device files. `root` and errors are those of `mount_points`."""
+    """Return (mount point, source) of each bind mount from the host. If the container has a user
+    namespace, these include device files. `root` and errors are those of `mount_points`."""
     sources = {
         place: os.path.join(bundle, mount.source)
         for place, mount in zip(mount_points(spec, root), spec.mounts, strict=True)
         if is_bind(mount)
     }
-    # There device files are binds of the host's, because mknod(2) is refused (`plan.devices`).
+    # In a user namespace, device files are bind mounts of the host's, because mknod(2) is refused
+    # (`plan.devices`).
     if spec.linux.namespace("user") is not None and clean("/dev") not in sources:
         listed = (device.path for device in spec.linux.devices)
         sources |= {path: path for path in (*(path for path, _, _ in DEFAULT), *map(clean, listed))}
@@ -304,8 +304,8 @@ def bind_mounts(spec: Spec, bundle: str, root: int) -> list[tuple[str, str]]:
 
 
 def masked_files(linux: Linux, root: int) -> list[str]:
-    """Return the mount points of /dev/null: the masked paths, without their symbolic links, that
-    exist in the root and are not folders. `root`: the descriptor of a process's root."""
+    """Return where /dev/null is mounted: on each masked path that exists in the root and is not a
+    folder, with symbolic links resolved. `root`: the descriptor of a process's root."""
     masked = []
     for path in dict.fromkeys(map(clean, linux.masked_paths)):
         try:

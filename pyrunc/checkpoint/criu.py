@@ -1,5 +1,5 @@
-"""Speaks CRIU's RPC: spawns `criu swrk 3` with a socket as its descriptor 3, which serves one
-request.
+"""Speaks CRIU's RPC: spawns `criu swrk 3`, which serves one request on the socket that it gets as
+descriptor 3.
 
 The messages are protobuf. The few fields in use are encoded here, so that no protobuf library is
 loaded. The constants have the names of CRIU's images/rpc.proto. Source: https://criu.org/RPC.
@@ -94,8 +94,8 @@ def message(fields: Fields) -> bytes:
 
 
 def decode(content: bytes) -> dict[int, int | bytes]:
-    """Decode a protobuf message to field number -> value, the last one if a field is repeated.
-    Raises PeerError for a malformed message."""
+    """Decode a protobuf message to field number -> value. Of a repeated field, the last value
+    counts. Raises PeerError for a malformed message."""
     fields: dict[int, int | bytes] = {}
     offset = 0
     while offset < len(content):

@@ -1,9 +1,9 @@
 """Checks the folder of CRIU's images before CRIU, as root, opens files in it by name.
 
-CRIU follows symbolic links. By a link to a file of the host it would read the file into a
-container's memory or, in a dump, overwrite it. A pipe would make it wait forever. So only regular
-files, folders and sockets are allowed, and the link `parent` of a pre-dump if its folder follows
-the same rules. CRIU itself checks the files' content.
+Only regular files, folders and sockets are allowed, and the link `parent` of a pre-dump if its
+folder follows the same rules. CRIU follows symbolic links: it would read a file of the host into a
+container's memory or, in a dump, overwrite it. A pipe would make CRIU wait forever. CRIU itself
+checks the files' content.
 
 A user who can change the folder during the restore gets the rights that CRIU restores with. So only
 root should be able to change it.

@@ -1,8 +1,8 @@
 """Reads the mode of the container's root folder from CRIU's `files.img`.
 
-CRIU opens the root again like any other file, and refuses a mode that differs from the dump. A
-container image without an entry for its root gets 0755 from some engines and 0555 from others. So
-the root of a restored container gets the mode that is read here.
+The root of a restored container gets this mode, because CRIU opens the root again like any other
+file and refuses a mode that differs from the dump. The mode may differ: if an image has no entry
+for its root, some engines choose 0755 and others 0555.
 
 A CRIU image begins with two magic numbers, one of all images and one of its kind. Then each entry
 is its length and a protobuf message. All numbers have 32 bits, little-endian. Source: CRIU's

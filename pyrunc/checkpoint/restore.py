@@ -193,7 +193,7 @@ def _open_group(
 
 def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Open the network and pid namespaces that have a path, because CRIU takes these as
-    descriptors. It opens other kinds by path."""
+    descriptors. CRIU opens other kinds by path."""
     for kind in ("network", "pid"):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:
@@ -201,8 +201,8 @@ def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
 
 
 def _mount_root(rootfs: str) -> None:
-    """Bind-mount the root on itself, because CRIU requires a mount, in a private mount namespace of
-    this process. Raises InvalidSpec, KernelError."""
+    """Move this process to a private mount namespace and bind-mount the root on itself there,
+    because CRIU requires the root to be a mount. Raises InvalidSpec, KernelError."""
     if not os.path.isdir(rootfs):
         raise InvalidSpec("root.path", f"{rootfs} is not a directory")
     # In a namespace of ours, so that the bind below appears nowhere on the host and ends with us.
@@ -214,7 +214,7 @@ def _mount_root(rootfs: str) -> None:
 
 def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> list[tuple[str, str]]:
     """Create the folders and files on which CRIU mounts. A mount point inside another mount is left
-    out, because CRIU restores it with that mount. Returns the bind mounts as `bind_mounts`."""
+    out, because CRIU restores it with that mount. Returns the result of `bind_mounts`."""
     with closing_fd(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         mounted: list[str] = []
         binds = dumps.bind_mounts(spec, bundle, root)
