@@ -1,6 +1,6 @@
 """Checks that the fields of a configuration fit each other, before anything is created.
 
-`check` raises InvalidSpec for the first fault. Some faults only the kernel detects, such as a
+`check` raises InvalidSpec for the first fault. Only the kernel can detect some faults, such as a
 namespace path of the wrong kind or an LSM that is off. The code that uses such a field reports
 them. Rules: runtime-spec 1.3 config.md and config-linux.md.
 """
@@ -228,8 +228,8 @@ def _hook(hook: Hook, path: str) -> None:
         raise InvalidSpec(f"{path}.path", "must be absolute")
     if hook.timeout_s is not None and hook.timeout_s <= 0:
         raise InvalidSpec(f"{path}.timeout", "must be above zero")
-    # posix_spawn(3) of Python takes neither this nor a nameless variable, and the container would
-    # have been made by then.
+    # Python's posix_spawn refuses an empty first argument and a variable without a name, but only
+    # when the container is made already.
     if hook.args and not hook.args[0]:
         raise InvalidSpec(f"{path}.args[0]", "is empty")
     for i, entry in enumerate(hook.env or ()):

@@ -70,8 +70,8 @@ def parse(document: object) -> Spec:
 
 
 def resources_of(version: str, resources: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `linux.resources` with the meaning of runtime-spec 1.3 for a configuration of the
-    given `ociVersion`. Before 1.3 a pids limit of 0 means no limit, -1."""
+    """Convert `linux.resources` of a configuration with this `ociVersion` to runtime-spec 1.3.
+    Before 1.3, a pids limit of 0 means no limit; it becomes -1."""
     # podman before 5.4.1 writes 0 for `--pids-limit -1`; runc before 1.4 and crun set no limit.
     if int(version.split(".")[1]) < 3 and (resources.get("pids") or {}).get("limit") == 0:
         return {**resources, "pids": {"limit": -1}}
@@ -143,8 +143,8 @@ def _id_map(o: Object, path: str) -> IdMap:
 
 def _user(o: Object, path: str) -> User:
     return User(
-        # Without the largest: setresuid(2) reads 2^32-1 as "leave it", and the process would stay
-        # root (the class of CVE-2024-40635).
+        # 2^32-1 is refused: setresuid(2) reads it as "leave it", and the process would stay root
+        # (the class of CVE-2024-40635).
         _number(o, "uid", path, 0, UINT32 - 1, 0),
         _number(o, "gid", path, 0, UINT32 - 1, 0),
         _number(o, "umask", path, 0, 0o777, None),

@@ -70,8 +70,8 @@ INTEL_RDT = {
 
 
 def shaped(value: Any, shape: Any, path: str) -> Any:
-    """Return `value` without nulls. Raises InvalidSpec with the JSON path of a value of another
-    shape."""
+    """Check `value` and return it without nulls. If a part of it has another shape, raises
+    InvalidSpec with the part's JSON path."""
     if shape is TEXT:
         if type(value) is not str:
             raise InvalidSpec(path, "must be a string")

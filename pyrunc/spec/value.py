@@ -31,7 +31,8 @@ class _ValueType(type):
     def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> _ValueType:
         fields = tuple(namespace.get("__annotations__", ()))
         defaults = {field: namespace.pop(field) for field in fields if field in namespace}
-        # Slots need the defaults out of the class's namespace: a name cannot be both (ValueError).
+        # The defaults were removed from the namespace, because a name cannot be a slot and a class
+        # variable (ValueError).
         namespace["__slots__"] = fields
         cls = super().__new__(mcs, name, bases, namespace)
         cls._fields = fields  # type: ignore[attr-defined]
