@@ -117,7 +117,7 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
         return None
     except (EOFError, ValueError, TypeError):
         return None  # written by another Python
-    # The name is a hash of 64 bits, and no proof.
+    # The file's name is a hash of the key with 64 bits, so another key may have the same name.
     if content[0] != program_key:
         return None
     _, encoded, pid_op, numbers, owner, warnings = content

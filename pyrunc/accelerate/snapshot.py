@@ -80,9 +80,9 @@ def prepare(path: str) -> bytes:
 
 
 def run_watched(path: str) -> None:
-    """Run commands in child processes while heap_order.c stores to which blocks they write. For the
-    process that does not write the snapshot, after `prepare`. `path`: where the snapshot will be.
-    """
+    """Run commands in child processes while heap_order.c records to which blocks of memory they
+    write. Called after `prepare`, in the process that does not write the snapshot. `path`: where
+    the snapshot will be."""
     from _pyrunc import watch
 
     from pyrunc.accelerate.command_rehearsal import run_once
@@ -95,8 +95,8 @@ def run_watched(path: str) -> None:
 
 
 def use_plain_json() -> None:
-    """Make `jsontext` use the functions of json.c, and those of `_json` from the first value on
-    that json.c does not take."""
+    """Make `jsontext` use the functions of json.c. If json.c refuses a value, `jsontext` uses those
+    of `_json` for this value and all later ones."""
     from _pyrunc import read_json, write_json
 
     from pyrunc import jsontext
