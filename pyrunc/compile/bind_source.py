@@ -69,8 +69,8 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
 
 
 def describe_source(number: int, path: str = "") -> BindSource:
-    """Return the facts about an open source. `path`: its real path, if the caller has it. Does not
-    return while the storage does not answer. Raises OSError."""
+    """Return the facts about an open source. `path`: its real path, if the caller has it. Blocks as
+    long as the storage does not answer. Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
         path or _real_path(number),

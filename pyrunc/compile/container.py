@@ -275,8 +275,9 @@ def _plan(
 
 
 def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> CreateRequest:
-    """Open the namespaces to join. Return the request; if it joins a user namespace, with the
-    actual id maps of this namespace."""
+    """Open the namespaces to join, and return the request. If the container joins a user namespace,
+    the returned request has the id maps of this namespace. Raises InvalidSpec if the configured
+    maps differ from them."""
     spec = request.spec
     open_namespaces(spec.linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)

@@ -70,8 +70,8 @@ def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
 
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Raise InvalidSpec for a sysctl, hostname, domainname or netDevice whose namespace is joined
-    and is the host's."""
+    """Raise InvalidSpec if a sysctl, hostname, domainname or netDevice would change the host,
+    because the namespace that the container joins for it is the host's."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:

@@ -37,8 +37,8 @@ def maps_of_process(pid: int) -> Maps:
 def maps_of_namespace(path: str, namespace_fd: int) -> Maps:
     """Return the uid and gid maps of the user namespace behind `namespace_fd`. Raises KernelError.
 
-    If `path` is /proc/PID/ns/user and process PID is still in the namespace, its maps are read.
-    Otherwise a child enters the namespace, and its maps are read.
+    If `path` is /proc/PID/ns/user and process PID is still in the namespace, the maps are read from
+    this process. Otherwise they are read from a child that enters the namespace.
     """
     parts = path.split("/")
     if parts[:2] == ["", "proc"] and parts[3:] == ["ns", "user"] and parts[2].isdigit():

@@ -50,9 +50,9 @@ def compile_pause(
 
     - `identifier`: the cgroup's name
     - `undo`: gets the removal of a new cgroup
-    - `mounts`: detached mounts of which containers will get clones, by a folder in the pause
-      process's root. Before Linux 6.15 the kernel clones attached mounts only, so the pause process
-      attaches these mounts to their folders.
+    - `mounts`: folder in the pause process's root -> detached mount that containers will clone.
+      Before Linux 6.15 the kernel clones attached mounts only, so the pause process attaches these
+      mounts to their folders.
     - `existing_cgroup`: use this cgroup instead of making one
     - `timed`: the launch reports when each operation is done
     """
@@ -134,10 +134,11 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return the namespace `entry`; if the launching process adds it, with the path `PINNED` +
-    TYPE.
+    """Return the namespace `entry`. If the launching process adds this namespace, its path is
+    replaced by `PINNED` + TYPE.
 
-    `chosen`: the request's `namespaces`, in which such a type has the value `pinned`.
+    `chosen`: the request's `namespaces`; a type that the launching process adds has the value
+    `pinned`.
     """
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry

@@ -1,8 +1,8 @@
 """Collects facts about a container's files for its plan, before anything of the container runs.
 Also determines the owners of the container's stdio and cgroup.
 
-The facts are the kinds of bind sources, targets of dangling links at mount points, modes of folders
-below a tmpfs, and the user's home.
+The facts: which bind sources are directories, targets of dangling links at mount points, modes of
+folders that a tmpfs covers, and the user's home.
 """
 
 from __future__ import annotations
@@ -212,9 +212,9 @@ def _read_passwd(
 
 
 def read_mounted_passwd(mount: int, path: str) -> bytes:
-    """Return the content of the file at `path` in a mount, with links resolved in the mount; of
-    the mounted file if `path` is empty. Raises KernelError, also for a file that is not regular or
-    too large."""
+    """Return the content of the file at `path` in a mount; links are resolved in the mount. If
+    `path` is empty, the mount itself is the file. Raises KernelError, also for a file that is not
+    regular or too large."""
     if path:
         return read_in_root(mount, path, PASSWD_LIMIT_BYTES)
     return read_regular(mount, PASSWD, PASSWD_LIMIT_BYTES)
@@ -232,8 +232,8 @@ def _home_in(passwd: bytes, uid: int) -> str:
 
 def stdio_owner(process: Process | None, uid_mappings: tuple[IdMap, ...]) -> int | None:
     """Return the uid on the host that becomes the owner of the process's stdin, stdout and stderr:
-    the uid of its user. None with a terminal: that belongs to the container, which gives it to the
-    user itself."""
+    the uid of its user. None with a terminal, because the container itself gives its terminal to
+    the user."""
     if process is None or process.terminal:
         return None
     return host_id(process.user.uid, uid_mappings)
@@ -282,7 +282,7 @@ def _mode_and_path(root: int, path: str) -> tuple[int | None, str]:
     """Return st_mode of the file at `path` beneath the root, and `path` itself. For a missing file
     return None, and `path` with its symbolic links resolved. Raises KernelError.
 
-    `path` must be absolute and without `..`, as `normal` returns it.
+    `path` must be absolute and without `..`, as `clean` returns it.
     """
     try:
         number = open_beneath(root, path.lstrip("/") or ".")

@@ -131,11 +131,11 @@ def open_image_volume(
     change the image's mount in other containers. `images`: descriptors of images that the caller
     has mounted, by the path of the image's EROFS index. Raises KernelError, OSError.
 
-    With CAP_SYS_ADMIN in the superblock's user namespace, a container could remount a shared image.
-    With the option `noacl`, for example, the image's files would lose their ACLs in every
-    container. So where images are shared (Linux 6.15), a container without its own user namespace
-    gets an overlay, which has a separate superblock. A container with its own user namespace cannot
-    remount the image, and gets an idmapped mount.
+    Where images are shared (Linux 6.15), a container without its own user namespace gets an
+    overlay, which has a separate superblock. With CAP_SYS_ADMIN, the container could otherwise
+    remount the shared image with `noacl`, for example, and the image's files would lose their ACLs
+    in every container. A container with its own user namespace cannot remount the image, and gets
+    an idmapped mount.
     """
     mapped = linux.namespace("user") is not None
     # Without clones of detached mounts no mount of an image is shared.
@@ -221,9 +221,9 @@ def _user_namespace(
     uids: tuple[IdMap, ...] = (),
     gids: tuple[IdMap, ...] = (),
 ) -> int:
-    """Return the descriptor of a user namespace with these id maps, by default the container's. If
-    the container joins a namespace with these maps, return that one, else a new one. `descriptors`
-    closes it."""
+    """Return the descriptor of a user namespace with the id maps `uids` and `gids`, by default the
+    container's maps. If the container joins a namespace with these maps, return that namespace,
+    else a new one. `descriptors` closes the descriptor."""
     uids, gids = uids or linux.uid_mappings, gids or linux.gid_mappings
     joined = descriptors.numbers.get("namespace:user")
     if joined is not None and (uids, gids) == (linux.uid_mappings, linux.gid_mappings):
@@ -248,8 +248,8 @@ def _idmap(tree: int, owner: int, what: str, *, recursive: bool) -> None:
 
 def _explain_refusal(path: str) -> str:
     """Return the probable reason why the kernel refused an idmapped mount of `path` with EINVAL:
-    before Linux 6.3 a tmpfs, on which kubelet puts secrets, otherwise a file system without
-    idmapped mounts."""
+    `path` is on a tmpfs before Linux 6.3 (kubelet puts secrets on a tmpfs), or on a file system
+    without idmapped mounts."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
     # By the list of mounts, because statfs(2) asks the storage, which may not answer.
@@ -261,12 +261,13 @@ def _explain_refusal(path: str) -> str:
 
 def binds_in_root(request: CreateRequest) -> dict[int, str]:
     """Return the bind mounts whose source is in the container's root directory, above or below an
-    earlier mount, by their index in the spec's mounts: the source's path in the root. Empty for a
-    root that is no directory of the host.
+    earlier mount: index in the spec's mounts -> path of the source in the root. Empty for a root
+    that is no directory of the host.
 
     Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
-    order of the mounts. runc opens the path on the host, where a link in the container's files may
-    lead out of the root. So the process resolves it in the root instead.
+    order of the mounts. But runc opens the source's path on the host, where a link in the
+    container's files may lead out of the root. Under pyrunc, the container's process resolves the
+    path in the root.
 
     The paths are compared as text. Id-mapped binds are left out: a process in a user namespace may
     not map them.
@@ -293,9 +294,9 @@ def binds_in_root(request: CreateRequest) -> dict[int, str]:
 def open_sources(
     request: CreateRequest, descriptors: NamedDescriptors, own_binds: Collection[int]
 ) -> None:
-    """Open the container's mounts from outside into `descriptors`, detached: binds, overlays,
-    images and copies into a tmpfs. Binds in `own_binds` are left out, because the container's
-    process makes them itself."""
+    """Open the mounts that the container gets from outside (binds, overlays, images and copies into
+    a tmpfs), and add them to `descriptors` as detached mounts. Binds in `own_binds` are left out,
+    because the container's process makes them itself."""
     linux = request.spec.linux
     for i, mount in enumerate(request.spec.mounts):
         if not is_tree(mount) or i in own_binds:
@@ -324,12 +325,12 @@ def open_sources(
 
 
 def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Make the device files of a container with a user namespace, which itself may not call mknod.
-    Adds each to `descriptors` as a detached mount, which belongs to the container's users. Raises
-    KernelError.
+    """Make the device files of a container with a user namespace, because its process may not call
+    mknod. Add each file to `descriptors` as a detached mount. The files belong to the container's
+    users. Raises KernelError.
 
-    Does nothing before Linux 6.15, where detached mounts cannot be cloned, or if we may not make
-    devices; the container's process then binds the host's devices.
+    Does nothing before Linux 6.15, where detached mounts cannot be cloned, and if the runtime may
+    not make devices. The container's process then binds the host's devices.
     """
     nodes, machine = devices.nodes_from_outside(spec), host.constant_facts()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
