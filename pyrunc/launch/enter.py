@@ -1,5 +1,5 @@
-"""Launches a process into a running container. Meanwhile the container's first process may end, or
-may move to another cgroup."""
+"""Launches a process into a running container. Handles a first process of the container that ends
+or moves to another cgroup meanwhile."""
 
 from __future__ import annotations
 
@@ -26,10 +26,9 @@ def enter_steps(
     """Start a process in a running container. A generator: resume it when the yielded descriptor is
     readable. `launch.descriptors["container"]` must be the pidfd of the container's first process.
 
-    Returns the new process, and whether it had to be moved to another cgroup. False: it is in the
-    cgroup of `launch.descriptors`. The kernel may refuse this cgroup after the first process has
-    moved to another. Then, if `launch.cgroup` is set, the new process is put into the present
-    cgroup of the first process (True).
+    Returns the new process, and whether it is in another cgroup than that of `launch.descriptors`.
+    The kernel may refuse that cgroup after the first process has moved. If `launch.cgroup` is set,
+    the new process is then put into the first process's present cgroup.
 
     Raises WrongState when the first process has ended, and the errors of `launch_steps`.
     """

@@ -1,11 +1,11 @@
-"""`linux.netDevices`: moves links of the host into the container's network namespace, with their
-addresses.
+"""`linux.netDevices`: moves network devices of the host into the container's network namespace,
+with their addresses.
 
-A move removes a link's addresses, so the permanent global ones are read before the move and added
-again afterwards. A link is down while it moves. One netlink request moves the link and renames it,
-so that its name cannot collide in between. The runtime does not move links back: when the namespace
-ends, the kernel moves a physical link to the host, and deletes a virtual one. Source: runtime-spec
-config-linux.md, "Network Devices".
+A move removes a device's addresses, so the permanent global ones are read before the move and added
+again afterwards. A device is down while it moves. One netlink request moves the device and renames
+it, so that its name cannot collide in between. The runtime does not move devices back: when the
+namespace ends, the kernel moves a physical device to the host, and deletes a virtual one. Source:
+runtime-spec config-linux.md, "Network Devices".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def move(devices: Mapping[str, str], pid: int) -> None:
-    """Move network interfaces into the network namespace of the process `pid`, and bring them up.
+    """Move network devices into the network namespace of the process `pid`, and bring them up.
     `devices`: name on the host -> name in the container. Raises KernelError."""
     with (
         closing_fd(open_namespace(f"/proc/{pid}/ns/net", "net")) as there,

@@ -344,9 +344,9 @@ class HookFailed(PeerError):
 def describe_failure(error: OperationFailed, args: Sequence[str]) -> Error:
     """Return the error to raise for a failed operation.
 
-    If the command `args[0]` is missing or cannot be executed, the error has a text for which
-    callers of a runtime search: that of Go's LookPath or of execve(2). All other errors are
-    returned unchanged.
+    If the command `args[0]` is missing or cannot be executed, the error has the text of Go's
+    LookPath or of execve(2), because callers of a runtime search for these texts. All other errors
+    are returned unchanged.
     """
     from pyrunc.plan.lower_process import NO_PROGRAM
 
