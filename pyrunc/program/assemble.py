@@ -130,8 +130,8 @@ class Assembler:
         self._relocations: list[int] = []
         self._strings: dict[str | bytes, int] = {}
         self._constants: dict[bytes, Address] = {}
-        # The proof: a bit per slot; the slots with a value when the next operation is reached, and
-        # when a label is.
+        # Bit masks, a bit per slot, for the check of loads: the slots that have a value when the
+        # next operation is reached, and when each label is reached.
         self._slots = 0
         self._stored = 0
         self._stored_at: dict[Label, int] = {}
@@ -420,8 +420,8 @@ class Assembler:
         - `before`, `words`, `times`: the operation's other fields
         - `call`: its system call's name
 
-        Notes for each label which slots are stored on every path to the label. If no label is NEXT,
-        only a jump can reach the following operation.
+        Records for each label the slots that every path to the label has stored. If no label is
+        NEXT, only a jump can reach the following operation.
         """
         index, stored = len(self._packed), self._stored
         jumps = reached = False

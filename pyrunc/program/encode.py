@@ -12,10 +12,10 @@ of relocations, offset of the data, size of the data, 8 bytes of zero. An operat
     1..6
 
 A rule is an errno and the number of operations to skip after a failure with this errno. A
-relocation is the u32 offset of a word of the data. This word is an offset into the data, which
-becomes a pointer when the program is loaded. The launcher writes into the first eight bytes of the
-data: four are the number of the synchronisation socket, four the address of its signal handler,
-which ends the process.
+relocation is the u32 offset of a word of the data. This word is itself an offset into the data; the
+launcher turns it into a pointer when it loads the program. The launcher also writes into the first
+eight bytes of the data: the number of the synchronisation socket (four bytes), and the address of
+a signal handler that ends the process (four bytes).
 """
 
 from __future__ import annotations

@@ -304,8 +304,8 @@ def launch(
 
 
 def executable(lowest: int = 0) -> int:
-    """Return a read-only descriptor of the sealed launcher, which the caller does not close. Each
-    process opens one and keeps it open. A new descriptor has a number from `lowest` up.
+    """Return a read-only descriptor of the sealed launcher; the caller must not close it. Each
+    process opens one descriptor and keeps it open. A new descriptor has a number from `lowest` up.
 
     A fork that has closed the inherited descriptor gets a new one, even if another file has the
     number by now.

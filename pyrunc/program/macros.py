@@ -162,8 +162,8 @@ def send_fd(a: Assembler, fd: Operand) -> None:
     """Emit the message DESCRIPTOR with a copy of `fd` (SCM_RIGHTS), such as the master of the
     console. The parent then needs no right to ptrace, which pidfd_getfd(2) would require.
 
-    The program uses sendmsg(2), unlike for `Assembler.send`. A seccomp filter may forbid it, so the
-    caller must emit this before the load of the filter.
+    The program uses sendmsg(2) here, but write(2) in `Assembler.send`. A seccomp filter may forbid
+    sendmsg(2), so the caller must emit this message before the load of the filter.
     """
     message = a.data(pack("<IIqq", DESCRIPTOR, a.here, 0, 0))
     iovec = a.data(pack("<QQ", 0, 24))
@@ -344,9 +344,9 @@ def check_program(
     EISDIR for a directory, is reported rather than ENOENT. `place`: STATX_SIZE bytes of data for
     the check's use; None to add them.
 
-    The check uses execveat(2) with AT_EXECVE_CHECK (Linux 6.14). It uses access(2) instead on older
-    kernels, where a filter forbids execveat(2), and after an unusual errno such as ENOTDIR. Where a
-    filter forbids access(2) as well, the program goes on without a check.
+    The check uses execveat(2) with AT_EXECVE_CHECK (Linux 6.14). It uses access(2) instead if the
+    kernel is older, if a filter forbids execveat(2), or if execveat(2) fails with an unusual errno
+    such as ENOTDIR. If a filter forbids access(2) as well, the program goes on without a check.
     """
     argv, env = a.pointers([name or "check"]), a.pointers([])
     place = place or a.data(STATX_SIZE)

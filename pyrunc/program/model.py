@@ -91,8 +91,8 @@ class Program(Value):
     - `calls`: for each operation, the system call's name
     - `lines`: for each operation, the line of the plan
     - `notes`: index of an operation -> text and mark of its failure
-    - `pid_op`: index of the operation that sends PID, after which the cloned process runs; None if
-      no operation does
+    - `pid_op`: index of the operation that sends PID; messages of later operations come from the
+      cloned process. None if no operation sends PID.
     """
 
     encoded: bytes
