@@ -139,8 +139,9 @@ def build(profile: SeccompProfile, machine: str) -> bytes:
 
 
 def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
-    """Return the rules for i386's socketcall(2) that compare only its first argument, a call's
-    number. libseccomp does not apply these correctly; `stub.multiplexed` does."""
+    """Return the rules for i386's socketcall(2) whose only condition is on its first argument, the
+    number of a socket call. libseccomp does not apply these rules correctly; `stub.multiplexed`
+    does."""
     first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
     return [
         r
@@ -172,8 +173,8 @@ def _compile_rules(
 
 
 def _verdicts(profile: SeccompProfile) -> dict[int, int]:
-    """Return number -> action of the unconditional rules for calls whose names libseccomp does not
-    know."""
+    """Return call number -> action, for the unconditional rules whose call's name libseccomp does
+    not know."""
     from pyrunc.abi.syscalls_recent import RECENT
     from pyrunc.kernel import seccomp as library
 

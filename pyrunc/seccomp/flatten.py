@@ -1,11 +1,11 @@
-"""Flattens a filter: per architecture one binary tree over intervals of call numbers, with the
-actions at its leaves.
+"""Makes a filter shorter, with the same results: per architecture one binary tree over intervals of
+call numbers, with the actions at its leaves.
 
-libseccomp compares number by number, also in its binary tree. Installing a filter takes time in
-proportion to its length: the kernel checks and compiles every instruction, and runs the filter once
-per call number. Most neighbours have the same action, so there are few intervals. They are computed
-by running libseccomp's filter with a range of numbers instead of one number. Calls whose action
-depends on their arguments stay in a filter of libseccomp, to which the tree jumps.
+A shorter filter is installed faster: the kernel checks and compiles every instruction, and runs the
+filter once per call number. libseccomp compares number by number, also in its binary tree. But most
+neighbouring numbers have the same action, so there are few intervals. They are computed by running
+libseccomp's filter with a range of numbers instead of one number. Calls whose action depends on
+their arguments stay in a filter of libseccomp, to which the tree jumps.
 """
 
 from __future__ import annotations
@@ -77,8 +77,8 @@ def _tree(parts: Sequence[Interval]) -> list[Instruction]:
 
 
 def intervals(program: bytes, audit: int) -> list[Interval]:
-    """Return the intervals of system call numbers for which the filter `program` has one action
-    each, in ascending order. `audit`: the architecture (AUDIT_ARCH_*)."""
+    """Return intervals of system call numbers, in ascending order: the filter `program` has the
+    same action for all numbers of an interval. `audit`: the architecture (AUDIT_ARCH_*)."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
     parts: list[Interval] = []
     # instruction, range of numbers, offset that was loaded last

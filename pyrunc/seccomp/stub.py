@@ -1,10 +1,10 @@
 """Builds the beginning of a filter, which answers ENOSYS, not the default errno, to system calls
 that are newer than the profile.
 
-A C library may try a new system call before the old one. On ENOSYS it makes the old call, but EPERM
-it returns to its caller. So calls above the highest number that the profile names answer ENOSYS.
-The beginning also decides about calls that an old libseccomp does not know by name: from 424 on,
-the numbers are the same on every architecture. Classic BPF, see seccomp(2) and
+A C library may try a new system call before the old one. After ENOSYS it makes the old call; after
+EPERM it fails. So calls above the highest number that the profile names answer ENOSYS. The
+beginning also decides about calls that an old libseccomp does not know by name: from 424 on, the
+numbers are the same on every architecture. Classic BPF, see seccomp(2) and
 Documentation/userspace-api/seccomp_filter.rst; runc has done this since 1.0.
 """
 
@@ -118,7 +118,7 @@ def _number_rules(
 ) -> list[Instruction]:
     """Build the instructions for one architecture. They answer the actions in `verdicts` and, with
     `with_enosys`, ENOSYS above `highest`. All other numbers go on to the following instructions.
-    `bit`: X32_BIT or 0, which is set in each number."""
+    `bit`: X32_BIT if the calls are x32 calls, which have it in their numbers; otherwise 0."""
     body: list[Instruction] = []
     for number, action in sorted(verdicts.items()):
         body += [(JUMP_EQUAL, 0, 1, number | bit), (RETURN, 0, 0, action)]
