@@ -88,9 +88,10 @@ class EarlierShims:
             self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
-        """Store all pods of the sandbox's shim in the keeper, then end the shim, which is of the
-        previous version. `sandboxes`: all sandboxes of the server, including all that this shim
-        serves. Does nothing when the shim has ended. After an Error the shim continues."""
+        """Store in the keeper the processes of all pods that the sandbox's shim serves, then end
+        this shim, which is of the previous version. `sandboxes`: all sandboxes of the server,
+        including all that this shim serves. Does nothing when the shim has ended. After an Error
+        the shim continues."""
         # One shim after the other, so that each pod is without a shim for a few milliseconds only.
         async with self._lock:
             shim = sandbox.shim

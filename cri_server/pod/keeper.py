@@ -29,8 +29,8 @@ ATTEMPTS, ATTEMPT_INTERVAL_S = 5, 0.2  # while the keeper is stopped or being re
 
 
 class StoredPods:
-    """The entries that shims have stored in the keeper of `folder`. An entry describes a pause
-    process and has the sandbox's id, or a container and has the container's id."""
+    """The entries that shims have stored in the keeper of `folder`. The entry of a pause process
+    has the sandbox's id, the entry of a container has the container's id."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -68,7 +68,8 @@ class StoredPods:
                 return {entry[2] for entry in entries if entry[0] in KINDS}
             except Unavailable as error:
                 log.info("%s", error)
-                # Raises OSError if the cause is in this process, which then knows no entry.
+                # Raises OSError if this process may open no more descriptors: then an empty set
+                # would be wrong.
                 os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))
             except Error as error:
                 log.error("%s", error)

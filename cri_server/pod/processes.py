@@ -90,8 +90,8 @@ class ShimProcesses:
 
     async def end_outdated(self, process: ProcessIdentity) -> bool:
         """End `process`, a shim of another version, and remove its folder. The shim first logs all
-        output that it has read. It is killed if it does not know this request or has not ended
-        after `ANSWER_S`. If it cannot write a log, the output would be lost: then the shim
+        output that it has read. It is killed if it does not know the request to end, or has not
+        ended after `ANSWER_S`. If it cannot write a log, the output would be lost: then the shim
         continues, and the result is False."""
         folder = self._outdated.get(process)
         if folder is not None:
@@ -153,7 +153,7 @@ class ShimProcesses:
         network: bool,
     ) -> tuple[ProcessIdentity, str | None]:
         """Have the least loaded shim serve a new pod; fork a shim if none lives. `pods`: the number
-        of pods by shim. Return the shim and, with `network`, the path of the pod's new network
+        of pods of each shim. Return the shim and, with `network`, the path of the pod's new network
         namespace.
 
         Raises Unavailable when no shim answers, and Error when a shim cannot be forked.
