@@ -294,7 +294,7 @@ async def _read_mounted_home(context: CreateContext, timeout_s: float) -> str | 
     assert context.rootfs is not None
     security_context, image_user = context.config.linux.security_context, context.rootfs.config.user
     uid = user.resolve(security_context, image_user, context.accounts).uid
-    # A copy, because the abandoned thread of a missed deadline must not use a closed number.
+    # A copy, because after a missed deadline the abandoned thread may still use the descriptor.
     number = os.dup(context.open_sources.fds[mount.source])
     return await sources.run_with_deadline(
         timeout_s,

@@ -128,8 +128,8 @@ async def _load(services: Services, root: Path, layers: Sequence[Path]) -> None:
 
 
 async def find_image(services: Services, checkpoint: Checkpoint) -> Image:
-    """Return the image that the container was created from; pull it if it is not on this node.
-    Raises NotFound and a pull's errors."""
+    """Return the image that the checkpointed container was created from; pull it if it is not on
+    this node. Raises NotFound and a pull's errors."""
     for reference in checkpoint.images:
         if (image := await services.images.status(reference)) is not None:
             return image
