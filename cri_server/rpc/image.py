@@ -1,8 +1,8 @@
 """The handlers of CRI's ImageService.
 
 The runtime handler and the annotations of an ImageSpec do not change which image is pulled. So
-`spec.runtime_handler` is empty in the lists of images and of containers. A kubelet with
-RuntimeClassInImageCriApi compares the two fields before it removes an image.
+`spec.runtime_handler` is empty both in the list of images and in the list of containers. A kubelet
+with RuntimeClassInImageCriApi compares the fields of the two lists before it removes an image.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ gRPC code. After a failure it also has the error and the failed step. Levels:
 
 - `warning`: a verb failed by a fault of the node or a peer (`codes.report` logs such failures of
   calls that are not verbs);
-- `debug`: a verb had nothing to do, because kubelet stops pods repeatedly; or the verb is ExecSync,
-  which probes call all the time;
+- `debug`: a verb had nothing to do (kubelet stops pods repeatedly), or is ExecSync (probes call it
+  all the time);
 - `info`: any other verb.
 
 No secret is logged: no environment, annotations or registry credentials, and no command line of an
