@@ -43,8 +43,8 @@ ALLOW_ALL = {"allow": True, "access": "rwm"}
 class Inputs:
     """Everything that a container's spec depends on. The server has resolved the host paths of the
     mounts and devices. `files`: the folder with the pod's hosts, hostname and resolv.conf.
-    `mounted_home`: the user's home by the /etc/passwd in a mount that covers the image's file, None
-    without such a mount."""
+    `mounted_home`: if a mount covers the image's /etc/passwd, the user's home according to the
+    covering file; else None."""
 
     container_id: str
     config: api.ContainerConfig

@@ -1,5 +1,5 @@
-"""Reads the OCI hooks that the administrator configures in folders of JSON files, and adds those
-that apply to a container to its spec.
+"""Reads the OCI hooks that the administrator configures in folders of JSON files, and adds to a
+container's spec the hooks that apply to the container.
 
 The format is oci-hooks(5) of podman and CRI-O, schema 1.0.0. A file in a later folder replaces a
 file of the same name in an earlier folder.
@@ -110,7 +110,7 @@ def apply(
     annotations: Mapping[str, str],
     bind_mounts: bool,
 ) -> None:
-    """Add the configured hooks that apply to the container to its OCI spec, after the spec's own
+    """Add to a container's OCI spec the configured hooks that apply to it, after the spec's own
     hooks."""
     command = next(iter(spec["process"]["args"]), "")
     for hook in hooks:

@@ -87,8 +87,8 @@ def check(request: api.LinuxContainerResources) -> None:
             raise InvalidArgument(
                 f"linux.resources.unified: {key[:80]!r} is not a cgroup file name"
             )
-        # cgroup.procs would move processes of the node into the container, cgroup.freeze stop it
-        # unseen.
+        # cgroup.procs would move processes of the node into the container; cgroup.freeze would
+        # stop the container unseen.
         if key.startswith("cgroup.") and key not in CORE_LIMITS:
             raise InvalidArgument(
                 f"linux.resources.unified: {key} is not a limit; only the runtime writes it"

@@ -1,6 +1,6 @@
 """Resolves the host paths of mounts and devices. Every function here may hang on a filesystem that
-does not answer, so `run_with_deadline` runs it in a thread, which it abandons after the
-deadline."""
+does not answer. So `run_with_deadline` runs such a function in a thread, and abandons the thread
+after the deadline."""
 
 from __future__ import annotations
 

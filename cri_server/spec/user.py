@@ -83,7 +83,8 @@ def resolve(
 
 
 def home_of(uid: int, passwd: bytes) -> str:
-    """Return the home of a user in the content of /etc/passwd, `/` without an entry."""
+    """Return the home of user `uid` according to `passwd`, the content of /etc/passwd; `/` if it
+    does not list the user."""
     return next((account.home for account in _passwd(passwd) if account.uid == uid), "/")
 
 
