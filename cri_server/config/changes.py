@@ -40,8 +40,8 @@ def changes(before: Config, after: Config) -> list[ConfigChange]:
 
 
 def after_reload(before: Config, after: Config) -> Config:
-    """Return the configuration that a server has after a reload from `before` to `after`. It is
-    `after`, but keys that need a restart keep their values of `before`."""
+    """Return the effective configuration of a server that ran with `before` and has reloaded
+    `after`. Keys that need a restart have the values of `before`, all others those of `after`."""
     for table, key, reloads in keys():
         if not reloads:
             former = {key: getattr(getattr(before, table), key)}

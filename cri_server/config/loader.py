@@ -43,7 +43,7 @@ def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
     """Load the file `path`, then its drop-ins, then `overrides` (by `table.key`; a value of None is
     ignored). If `path` is None, the default path is read; that file may be missing.
 
-    Raises InvalidSpec whose path names file, line and key, and whose text says what is expected.
+    Raises InvalidSpec: its path names file, line and key, its text says what is expected.
     """
     return load_with_origins(path, overrides).config
 
@@ -141,7 +141,8 @@ def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def _choices(key: str) -> list[str]:
-    """Return the values of a key with a Literal type. None of these keys is in [runtimes.NAME]."""
+    """Return the permitted values of a key with a Literal type. No key of [runtimes.NAME] has such
+    a type."""
     kind: Any = Config
     for name in key.split("."):
         kind = {field.name: field.type for field in msgspec.structs.fields(kind)}[name]

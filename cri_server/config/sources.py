@@ -38,8 +38,8 @@ class ConfigSource:
 
 
 def read(path: Path, *, required: bool) -> list[ConfigSource]:
-    """Read the file, which may be missing unless `required`, and its drop-ins. Raises InvalidSpec
-    whose path is the file."""
+    """Read the file and its drop-ins. Without `required` the file may be missing. Raises
+    InvalidSpec with the path of the wrong file."""
     files = [path] if required or path.exists() else []
     return [_read(file) for file in (*files, *drop_ins(path))]
 

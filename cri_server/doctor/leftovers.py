@@ -152,8 +152,7 @@ def groups(host: Machine) -> Iterator[CheckResult]:
 
 
 def records(host: Machine) -> Iterator[CheckResult]:
-    """Look for files `*.damaged`: records that the server could not read at its start, and has
-    renamed."""
+    """Look for files `*.damaged`: records that a starting server could not read and has renamed."""
     paths = _paths(host)
     folders = (paths.sandbox_records, paths.container_records)
     damaged = [f / name for f in folders for name in entries(f) if name.endswith(".damaged")]

@@ -140,8 +140,8 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class EndKeeper:
-    """Ends the keeper of the state directory `path`. Without this, a keeper that stores anything
-    would outlive the server."""
+    """Ends the process pyrunc-keeper of the state directory `path`. The keeper stores descriptors
+    for the server, and would outlive the server as long as it stores any."""
 
     path: str
 

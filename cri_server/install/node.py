@@ -280,7 +280,7 @@ def _missing_folders(root: Path, actions: Sequence[Action]) -> list[Folder]:
 def _start(request: InstallRequest) -> Iterator[Action]:
     if not request.is_live:
         return
-    # systemd reads the new unit and the drop-in of kubelet only then.
+    # Makes systemd read the new unit and kubelet's drop-in.
     yield RunCommand(("systemctl", "daemon-reload"))
     if request.scripts is None:
         return

@@ -85,7 +85,7 @@ def variable(name: str) -> str:
 
 def path(shell: str, name: str, prefix: str) -> str:
     """Return the path below `prefix` where `shell` looks for the completion script of the
-    executable `name`. For zsh it depends on the prefix: packages (/usr) use another folder on
+    executable `name`. For zsh the path depends on the prefix: packages (/usr) use another folder on
     Debian."""
     site = "vendor-completions" if prefix == "/usr" else "site-functions"
     return f"{prefix}/{PATHS[shell].format(name=name, site=site)}"
