@@ -113,8 +113,8 @@ class Client:
         return answer.of(private.decode(reply), ServerError)
 
     def admin_stream(self, request: Request, decode: Callable[[bytes], Item]) -> Iterator[Item]:
-        """Make a private streaming call of pyrunc-cri and yield its messages. Raises
-        ServerError."""
+        """Make a streaming call that pyrunc-cri has and CRI lacks, and yield the messages of the
+        reply. Raises ServerError."""
         yield from self._stream(private.path(request.call), private.encode(request), decode)
 
     def container_config(self, container: str) -> tuple[api.ContainerConfig, api.PodSandboxConfig]:

@@ -14,8 +14,8 @@ from pyrunc.kernel.path import open_regular_at
 
 
 def write(folder: int, name: str) -> None:
-    """Write the file or folder `name`, which is in the open folder `folder`, to stdout as a tar.
-    Raises InvalidArgument if stdout is a terminal, OSError."""
+    """Write `name`, a file or folder in the open folder `folder`, to stdout as a tar. Raises
+    InvalidArgument if stdout is a terminal, OSError."""
     if sys.stdout.isatty():
         raise InvalidArgument("an archive cannot be written to a terminal: redirect stdout")
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -23,8 +23,8 @@ def write(folder: int, name: str) -> None:
 
 
 def _add(archive: tarfile.TarFile, folder: int, name: str, path: str) -> None:
-    """Add the file or folder `name`, which is in the open folder `folder`, to the archive as
-    `path`. Follows no symbolic link."""
+    """Add `name`, a file or folder in the open folder `folder`, to the archive as `path`. Follows
+    no symbolic link."""
     status = os.lstat(name, dir_fd=folder)
     info = tarfile.TarInfo(path or ".")
     info.mode = stat.S_IMODE(status.st_mode)

@@ -34,8 +34,8 @@ _METADATA: dict[str, Harmless] = {
     **dict.fromkeys(("generateName", "finalizers", "ownerReferences"), EMPTY),
 }
 
-# For the scheduler, the API server or a controller, which `run` replaces. No token is mounted, with
-# or without a service account.
+# Fields for the scheduler, the API server or a controller, all of which `run` replaces. No token is
+# mounted, with or without a service account.
 _FOR_CONTROLLERS = """
     affinity automountServiceAccountToken enableServiceLinks nodeName nodeSelector overhead
     preemptionPolicy priority priorityClassName readinessGates schedulerName schedulingGates

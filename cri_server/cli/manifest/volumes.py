@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 
 def prepare(pod: pod_model.PodManifest, folder: Path) -> None:
     """Check the volumes of a pod that is about to start, and create the missing ones. Raises
-    NotFound if a hostPath does not exist, WrongState if it is of another type, KernelError."""
+    NotFound if a hostPath does not exist, WrongState if it has the wrong type, KernelError."""
     for i, volume in enumerate(pod.spec.volumes):
         if volume.files is not None:
             _make_files(_empty(volume, folder), volume.files, pod.spec.security_context.fs_group)

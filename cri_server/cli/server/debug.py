@@ -48,9 +48,8 @@ def profile(address: str, seconds: float, folded: bool) -> None:
 
 
 def _table(stacks: list[str]) -> str:
-    """Return a table of the event loop's functions, the busiest first. Its columns are the share of
-    the samples in the function itself, the share in the function and those that it called, and the
-    name."""
+    """Return a table of the event loop's functions, the busiest first. Its columns: the share of
+    samples in the function itself, the share that includes the functions it called, the name."""
     samples = 0
     total, own = Counter[str](), Counter[str]()
     for line in stacks:
