@@ -3,8 +3,8 @@ object.
 
 `syscall` can make calls that the C library does not wrap. Pointers are passed as bytes, which the
 kernel reads, or as a `buffer`, which the kernel writes. The interpreter of the executable `pyrunc`
-(cli/front.c) has a built-in function for the call. Other interpreters use ctypes, which takes 3 ms
-to load.
+(cli/front.c) has a built-in function that makes raw calls. Other interpreters use ctypes, which
+takes 3 ms to load.
 """
 
 from __future__ import annotations

@@ -171,8 +171,8 @@ def open_present_group(pid: int) -> int:
 
 
 def make(directory: str) -> None:
-    """Create the group (mkdir) unless it exists, and mark it by an extended attribute, which
-    `is_ours` reads. Raises KernelError, with ENOENT when the parent is missing."""
+    """Create the group (mkdir) and mark it by an extended attribute, which `is_ours` reads. Does
+    nothing if the group exists. Raises KernelError, with ENOENT when the parent is missing."""
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
@@ -222,12 +222,15 @@ def children(directory: str) -> list[str]:
 
 
 def walk(directory: str) -> Iterator[tuple[int, str]]:
-    """Walk a group and all groups below it. A container with a delegated tree can nest groups
-    deeper than paths or recursion allow, so neither is used.
+    """Walk a group and all groups below it. Yields two items for each group:
 
-    Yields the descriptor of each group and "" before the groups below it. Yields the descriptor of
-    its parent and the group's name after them, except for `directory` itself. A descriptor is valid
-    until the next item. Yields nothing when `directory` is gone. Raises KernelError.
+    - before the groups below it: the group's descriptor and ""
+    - after them: the descriptor of the group's parent and the group's name. Not for `directory`
+      itself.
+
+    A descriptor is valid until the next item. Yields nothing when `directory` is gone. Uses neither
+    paths nor recursion, because a container with a delegated tree can nest groups deeper than these
+    allow. Raises KernelError.
     """
     try:
         current = os.open(directory, _FOLDER)

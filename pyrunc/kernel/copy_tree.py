@@ -176,9 +176,9 @@ def _copy_part(
 
 
 def _copy_attributes_by_fd(status: os.stat_result, source: int, copy: int) -> None:
-    """Copy owner, mode, extended attributes and times. Attributes of the host (trusted.*, SELinux
-    labels) are left out, and attributes that the copy's file system does not support, or whose ids
-    our user namespace does not map."""
+    """Copy owner, mode, extended attributes and times. Leave out attributes of the host (trusted.*,
+    SELinux labels), attributes that the copy's file system does not support, and attributes with
+    ids that our user namespace does not map."""
     # The owner first: chown(2) clears set-user-ID bits and file capabilities.
     _change_owner(status, copy)
     os.fchmod(copy, status.st_mode & 0o7777)

@@ -24,7 +24,7 @@ class disk_errors(kernel_errors):
 
 def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | KernelError:
     """Return a ResourceExhausted for ENOSPC and EDQUOT, else a KernelError of `call`. The message
-    names the file of `error`; if that is no absolute path, it names `path`."""
+    names the file of `error`, or `path` if `error` has no absolute path."""
     named = error.filename
     place = named if isinstance(named, str) and os.path.isabs(named) else path
     if error.errno in FULL:

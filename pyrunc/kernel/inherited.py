@@ -45,7 +45,7 @@ _CALLS: tuple[tuple[str, str, *tuple[int, ...]], ...] = (
     # The machine's setting decides when corrupted memory kills.
     ("prctl", "PR_MCE_KILL", PR_MCE_KILL, PR_MCE_KILL_CLEAR, 0, 0, 0),
     ("prctl", "PR_SET_IO_FLUSHER", PR_SET_IO_FLUSHER, 0, 0, 0, 0),  # needs CAP_SYS_RESOURCE
-    # Root has capabilities, and a change of user loses them (capabilities(7)).
+    # The default: root has capabilities, and loses them by a change of user (capabilities(7)).
     ("prctl", "PR_SET_SECUREBITS", PR_SET_SECUREBITS, 0, 0, 0, 0),
 )
 

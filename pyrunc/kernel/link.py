@@ -1,8 +1,9 @@
-"""Finds network links, moves them to another network namespace, gives them addresses and sets them
-up, by rtnetlink.
+"""Finds network links, moves them to another network namespace, gives them addresses and brings
+them up, by rtnetlink.
 
 The four messages that a runtime needs are built here, because importing an rtnetlink library takes
-longer than a start. Source: rtnetlink(7), include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
+longer than the start of a container. Source: rtnetlink(7),
+include/uapi/linux/{rtnetlink,if_link,if_addr}.h.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ NLM_F_REQUEST, NLM_F_ACK, NLM_F_DUMP, NLM_F_CREATE, NLM_F_EXCL = 1, 4, 0x300, 0x
 RTM_NEWLINK, RTM_GETLINK, RTM_NEWADDR, RTM_GETADDR = 16, 18, 20, 22
 IFLA_IFNAME, IFLA_NET_NS_FD = 3, 28
 IFA_FLAGS = 8
-# Of an address: itself, local, broadcast, flags, metric, who set it. Not its label (the old name)
-# and its lifetime (endless).
+# The attributes of an address that are copied: address, local, broadcast, flags, metric, who set
+# it. The label is not copied, because it has the link's old name, nor the lifetime, because it is
+# endless.
 IFA_COPIED = (1, 2, 4, IFA_FLAGS, 9, 11)
 IFA_F_PERMANENT = 0x80
 RT_SCOPE_UNIVERSE = 0

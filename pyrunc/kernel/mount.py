@@ -139,7 +139,7 @@ def mount_setattr(
     recursive: bool = False,
 ) -> None:
     """Call mount_setattr(2). An empty `path` stands for the mount of `dir_fd` itself."""
-    # Never over a link: what is changed would be another mount than the one that was named.
+    # AT_SYMLINK_NOFOLLOW: over a symbolic link, another mount than the named one would be changed.
     flags = (
         (AT_RECURSIVE if recursive else 0) | (0 if path else AT_EMPTY_PATH) | AT_SYMLINK_NOFOLLOW
     )
@@ -187,7 +187,7 @@ def open_proc() -> int:
     try:
         return open_mount("proc")
     except KernelError as error:
-        # A procfs shows a pid namespace, and ours belongs to the machine's user namespace.
+        # EPERM: a procfs shows our pid namespace, which belongs to the machine's user namespace.
         if error.errno != errno.EPERM:
             raise
         return open_tree(AT_FDCWD, "/proc", OPEN_TREE_CLONE | AT_RECURSIVE)
@@ -225,8 +225,7 @@ def _set_lower(fs_fd: int, lower: Sequence[Path | int]) -> None:
             _set_folder(fs_fd, "lowerdir+", layer)
         except KernelError as error:
             if isinstance(layer, int) and error.errno == errno.EBADF:
-                # Before 6.13 fsconfig(2) looked for an ordinary file: a mount's descriptor has
-                # O_PATH, for which that answers EBADF.
+                # A mount's descriptor has O_PATH, for which fsconfig(2) answered EBADF before 6.13.
                 raise Unsupported(
                     "this kernel cannot id-map the layers of an overlay (Linux 6.13 can)"
                 ) from None

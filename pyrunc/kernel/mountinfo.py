@@ -52,7 +52,7 @@ def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
     covering = None
     for point in table:
         beneath = point.path == "/" or f"{path}/".startswith(f"{point.path}/")
-        # Of two at one place the later covers the earlier.
+        # Of two mounts at one place, the later covers the earlier.
         if beneath and (covering is None or len(point.path) >= len(covering.path)):
             covering = point
     return covering

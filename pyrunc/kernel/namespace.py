@@ -43,7 +43,8 @@ def open_namespace(path: str, kind: str) -> int:
     """Open the namespace at `path`. Raises KernelError, with EINVAL when it is no namespace of the
     kind `kind`."""
     with kernel_errors("open", quoted(path)):
-        # The path is the configuration's: a FIFO must not block, and a terminal not become ours.
+        # The configuration chooses the path: a FIFO must not block the open, and a terminal must
+        # not become our controlling terminal.
         number = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     try:
         actual = kind_of(number)

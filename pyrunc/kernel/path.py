@@ -81,8 +81,8 @@ def open_folder_at(dir_fd: int, name: str) -> int:
         os.mkdir(name, 0o755, dir_fd=dir_fd)
     except FileExistsError:
         pass
-    # Opened again without following: a neighbour may have put a link there meanwhile (kin of
-    # CVE-2024-45310).
+    # Again with O_NOFOLLOW: another process may have put a symbolic link there meanwhile (similar
+    # to CVE-2024-45310).
     return os.open(name, flags, dir_fd=dir_fd)
 
 
@@ -161,13 +161,13 @@ def _reopen_regular(place: int, path: str) -> int:
     with kernel_errors("open", quoted(path)):
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
             raise KernelError("open", quoted(path), errno.EINVAL, "not a regular file")
-        # By procfs this opens the file that was checked; its name may be another file's by now.
+        # Through procfs this opens the checked file; its name may lead to another file by now.
         return os.open(f"/proc/self/fd/{place}", O_RDONLY | O_CLOEXEC | os.O_NOCTTY)
 
 
 def open_regular_at(dir_fd: int, name: str | bytes, flags: int = O_RDONLY) -> int:
     """Open the regular file `name` in a folder that others may change. Raises OSError, with ESTALE
-    if `name` is not a regular file. Links and devices are not opened, because that may have
+    if `name` is not a regular file. Links and devices are not opened, because opening them may have
     effects."""
     with closing_fd(os.open(name, O_PATH | os.O_NOFOLLOW | O_CLOEXEC, dir_fd=dir_fd)) as place:
         if os.fstat(place).st_mode & S_IFMT != S_IFREG:
@@ -183,8 +183,8 @@ def read_in_root(root_fd: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
 
 
 def read_regular(place: int, path: str, limit_bytes: int = 1 << 20) -> bytes:
-    """Return the content of the regular file of the O_PATH descriptor `place`. `path`: the file's
-    name for errors, which are those of `read_in_root`."""
+    """Return the content of the regular file to which the O_PATH descriptor `place` refers. `path`:
+    the file's name in errors. Raises the errors of `read_in_root`."""
     with open(_reopen_regular(place, path), "rb", buffering=0) as file:
         content = b""
         # Not by the size of fstat(2): the file may be on a volume, and grow while it is read.

@@ -10,5 +10,5 @@ _INT = bytes(4)
 
 
 def unread_bytes(fd: int) -> int:
-    """Return how many bytes a pipe holds, of which `fd` is the reading end (FIONREAD)."""
+    """Return the number of unread bytes in the pipe whose reading end is `fd` (FIONREAD)."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, _INT), sys.byteorder)

@@ -74,9 +74,10 @@ def status_fields(pid: int | str) -> dict[bytes, bytes]:
 
 
 def interface_counters(pid: int) -> dict[str, list[int]]:
-    """Return the counters of each network interface except `lo` in the network namespace of the
-    process, in the order of the columns of /proc/PID/net/dev (proc_pid_net(5)). Empty after the
-    process's exit. Bytes of a name that are not UTF-8 are escaped."""
+    """Return network interface -> its counters, for all interfaces except `lo` in the network
+    namespace of the process. The counters are in the order of the columns of /proc/PID/net/dev
+    (proc_pid_net(5)). Bytes of a name that are not UTF-8 are escaped. Empty after the process's
+    exit."""
     from pyrunc.kernel.fd import read_file
 
     # The file shows the namespace of PID: setns(2) would need rights that a reader need not have.
@@ -104,7 +105,7 @@ def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
     """Return the wait status (waitpid(2)) of a process that is not our child. None if the process
     runs, or if the kernel does not show its wait status.
 
-    A zombie's is read from /proc. After the parent has reaped the process, it is read from the
+    The status of a zombie is read from /proc, that of a process whose parent has reaped it from the
     pidfd (PIDFD_INFO_EXIT, Linux 6.15).
     """
     process = stat(pid)
@@ -130,7 +131,7 @@ def open_pidfd(pid: int, start_time: int) -> int | None:
         return None
     except OSError as error:
         raise KernelError.of(error, "pidfd_open", str(pid)) from None
-    # Checked now, because the pidfd keeps the kernel from giving the number to another process.
+    # Checked after the open: a process that has this pid and start time now had them then, too.
     if alive_since(pid) == start_time:
         return pidfd
     os.close(pidfd)
@@ -150,8 +151,8 @@ def send_signal(pidfd: int, number: int) -> bool:
 
 
 def wait_end(pidfd: int, timeout_s: float | None = None) -> bool:
-    """Wait until a process has ended; it may be a zombie. Return False if it has not ended after
-    `timeout_s` seconds."""
+    """Wait until a process has ended; a zombie has ended. Return False if the process has not ended
+    after `timeout_s` seconds."""
     from select import POLLIN, poll
 
     ended = poll()
@@ -162,8 +163,8 @@ def wait_end(pidfd: int, timeout_s: float | None = None) -> bool:
 
 def wait_child(pid: int, timeout_s: float | None) -> int | None:
     """Wait for the end of our child and reap it. Return its exit code, or the negative number of
-    the signal that ended it; None after it was killed because it did not end within `timeout_s`
-    seconds. Raises KernelError, OSError."""
+    the signal that ended it. A child that has not ended within `timeout_s` seconds is killed; the
+    result is then None. Raises KernelError, OSError."""
     pidfd = os.pidfd_open(pid)  # The child is not reaped, so no other process has its pid.
     try:
         in_time = wait_end(pidfd, timeout_s)

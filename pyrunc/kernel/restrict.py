@@ -38,8 +38,8 @@ _INSTRUCTION = Struct("=HBBI")
 # BPF_LD|W|ABS, BPF_JMP|JEQ|K, BPF_JMP|JGE|K, BPF_RET|K
 _LOAD, _EQUALS, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06
 _X32 = 0x40000000  # x86-64's second numbering of the same calls
-# Offsets in struct seccomp_data. The third is the low half of the second argument, which holds an
-# int on a little-endian machine, as both supported ones are.
+# Offsets in struct seccomp_data. The third is the low half of the second argument; it holds an
+# argument of type int, because both supported architectures are little-endian.
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _SECOND_OFFSET = 0, 4, 24
 _TO_END = -1
 _ALLOW, _KILL, _REFUSE = 0x7FFF0000, 0x80000000, 0x00050000 | errno.EPERM
@@ -53,7 +53,7 @@ def no_new_privileges() -> None:
 
 def keep_capabilities(names: Iterable[str]) -> None:
     """Drop all permitted and effective capabilities but `names`, and clear the inheritable ones
-    (capset(2)). A name whose capability the process does not have is ignored."""
+    (capset(2)). Capabilities that the process does not have are ignored."""
     header = pack("=Ii", LINUX_CAPABILITY_VERSION_3, 0)
     now = buffer(24)
     syscall("capget", "our capabilities", header, now)
@@ -100,8 +100,8 @@ def refusing(names: Iterable[str], commands: Mapping[str, Sequence[int]]) -> byt
     - calls in `commands` (name -> numbers) whose second argument is one of the numbers
     """
     lines = [
-        # An x32 call has the same architecture in seccomp_data as x86-64's and another number, so a
-        # list of refused numbers would let it pass (seccomp(2), "Filters").
+        # An x32 call has x86-64's architecture in seccomp_data but another number, so a list of
+        # refused numbers would let it pass (seccomp(2), "Filters").
         (_AT_LEAST, _TO_END, 0, _X32),
         *((_EQUALS, _TO_END, 0, number) for number in _numbers(names)),
     ]

@@ -163,7 +163,8 @@ def knows_flag(flag: int) -> bool:
     """Return whether this kernel's seccomp(2) supports the flag."""
     if flag not in _supported_flags:
         # Without a program a supported flag fails with EFAULT, any other flag with EINVAL.
-        # That flag alone is EINVAL on every kernel (seccomp_set_mode_filter, kernel/seccomp.c).
+        # FLAG_WAIT_KILLABLE_RECV alone is EINVAL on every kernel (seccomp_set_mode_filter,
+        # kernel/seccomp.c).
         flags = flag | (FLAG_NEW_LISTENER if flag == FLAG_WAIT_KILLABLE_RECV else 0)
         _supported_flags[flag] = call.raw("seccomp", SET_MODE_FILTER, flags, None) == -errno.EFAULT
     return _supported_flags[flag]

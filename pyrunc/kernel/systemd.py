@@ -65,8 +65,8 @@ class Systemd:
         except SystemdRefused as error:
             if error.name != UNIT_EXISTS:
                 raise
-            # A unit that failed stays loaded and holds its name until it is reset; runc does the
-            # same.
+            # A unit that failed stays loaded and holds its name until it is reset. runc resets it,
+            # too.
             self.reset_failed(unit)
             self._job("StartTransientUnit", "ssa(sv)a(sa(sv))", body, unit)
 

@@ -19,8 +19,8 @@ def set_size(fd: int, width: int, height: int) -> None:
 
 
 def clear_onlcr(fd: int) -> None:
-    """Stop the terminal from turning a newline into CR LF (termios(3), ONLCR). The client's
-    terminal does that, too."""
+    """Stop the terminal from turning a newline into CR LF (termios(3), ONLCR), because the client's
+    terminal does that."""
     try:
         attributes = termios.tcgetattr(fd)
         attributes[1] &= ~termios.ONLCR

@@ -100,7 +100,7 @@ def remove_tree(parent_fd: int, name: bytes | str) -> None:
         return
     for folder, done in walk(top, _remove_files, lambda error: error.errno == errno.ENOENT):
         _unless_gone(os.rmdir, done, folder)
-    # By the caller's descriptor: `..` of the tree's top could have been moved as well.
+    # By the caller's descriptor: if the top was moved, its `..` is another folder.
     _unless_gone(os.rmdir, name, parent_fd)
 
 

@@ -25,7 +25,7 @@ class _Sum:
         self.bytes = self.inodes = 0.0
 
     def add(self, status: os.stat_result) -> None:
-        # A folder's link count is that of its subfolders, not of names.
+        # A folder's link count tells the number of its subfolders, not of its names.
         links = 1 if S_ISDIR(status.st_mode) else max(1, status.st_nlink)
         self.bytes += status.st_blocks * BLOCK_BYTES / links
         self.inodes += 1 / links
