@@ -1,8 +1,9 @@
-"""The client of the keeper, and the keeper's start. pause/keeper.c documents the messages. Calls
-block, without asyncio: a call takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
+"""The client of the keeper, and the keeper's start. The keeper stores descriptors and reaps orphans
+for servers and shims that were killed; pause/keeper.c documents its messages. Calls block, without
+asyncio: a call takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
 
 A client connects at its first call, and again when a new keeper has replaced the old one. The new
-keeper does not have what the old one stored.
+keeper does not have the old one's entries.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ MESSAGE_LIMIT_BYTES = 128 * 1024
 MOST_FDS = 32
 TIMEOUT_S = 2.0
 ABSENT_S = 10.0
-"""The time for which a keeper that has not answered in time gets no further call."""
+"""After a call to the keeper has timed out, no call is sent to it for this long."""
 LOCKED = 3
 """The keeper's exit code when another keeper has the folder."""
 _TRIES, _TRY_AGAIN_S = 100, 0.02
@@ -256,7 +257,8 @@ class Keeper:
         words = [*arguments, *(f"{name}={value}" for name, value in environment.items())]
         strings = b"".join(os.fsencode(word) + b"\0" for word in words)
         data = array.array("I", fds).tobytes() + strings
-        self.close()  # a request that was sent on a broken connection is not to be repeated
+        # On a new connection, where `_exchange` repeats no request: the command must not run twice.
+        self.close()
         answer = self._ask(_Request(START, "", data, list(fds.values()), count=len(arguments)))
         return answer.pid, answer.fds[0]
 
@@ -295,12 +297,13 @@ class Keeper:
             return self._exchange_once(request)
         except BlockingIOError:
             self.close()
-            # A keeper that is stopped costs one timeout in so long a time, not one for each call.
+            # So a stopped keeper costs one timeout every ABSENT_S, not one for each call.
             self._absent_until = time.monotonic() + ABSENT_S
             raise Unavailable(f"the keeper of {self.folder} does not answer") from None
         except OSError as error:
             self.close()
-            if is_old and self._on_close is None:  # it has made room for others, or was replaced
+            # The keeper has closed the connection to make room for others, or was replaced.
+            if is_old and self._on_close is None:
                 return self._exchange(request)
             raise self._lost(error) from None
 
@@ -379,12 +382,12 @@ def ensure(folder: str | os.PathLike[str]) -> Keeper:
             keeper.hello()
             return keeper
         except Unavailable:
-            if keeper._absent_until:  # it lives, but is stopped
+            if keeper._absent_until:  # the keeper lives, but is stopped
                 raise
         # Two servers may both get here: the lock file decides, and the loser finds the winner's
         # socket.
         code = _spawn(os.fspath(folder))
-        if code == LOCKED:  # another one is at its start or its end
+        if code == LOCKED:  # another keeper is starting or ending
             time.sleep(_TRY_AGAIN_S)
         elif code:
             raise Unavailable(f"{PROGRAM} {keeper.folder} has ended with exit code {code}")
