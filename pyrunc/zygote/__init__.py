@@ -1,1 +1,2 @@
-"""A small single-threaded process that has imported our modules and forks children on request."""
+"""The zygote: a small single-threaded process that has imported our modules and forks children on
+request."""

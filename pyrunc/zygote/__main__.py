@@ -27,7 +27,7 @@ def main() -> None:
     server = socket(fileno=int(sys.argv[1]))
     os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")
-    os.chdir("/")  # the keeper's folder is on a file system that must be unmountable
+    os.chdir("/")  # leave the keeper's folder, whose file system must stay unmountable
     signal(SIGTERM, _give_up)
     ready = ZygoteReady(os.getpid())
     try:

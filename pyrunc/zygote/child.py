@@ -53,8 +53,8 @@ def fork_job(request: RunJob, fds: Sequence[int]) -> int:
     pid = os.fork()
     if pid == 0:
         _in_child(lambda: _job(zygote, function, request, list(fds)))
-    # Parent and child both do it, as shells do (setpgid(2)): the group exists before the job runs
-    # and before a deadline may kill it, whichever process is scheduled first.
+    # Parent and child both make the group, as shells do (setpgid(2)): it exists before the job runs
+    # and before a deadline may kill the job, whichever process is scheduled first.
     _own_group(pid)
     return pid
 
@@ -118,7 +118,7 @@ def _code(outcome: object) -> int:
 def _forget_the_zygote() -> None:
     set_wakeup_fd(-1)
     signal(SIGCHLD, SIG_DFL)
-    gc.enable()  # the frozen heap stays out of its sight
+    gc.enable()  # the collector skips the frozen heap
 
 
 def _take_descriptors(fds: list[int], inherited: list[int]) -> list[int]:
@@ -142,7 +142,7 @@ def _own_group(pid: int) -> None:
     try:
         os.setpgid(pid, 0 if pid == 0 else pid)
     except (ProcessLookupError, PermissionError):
-        # The child has ended, or has called execve(2) since it did the same (EACCES).
+        # The child has ended, or has made its group itself and called execve(2) (EACCES).
         pass
 
 
