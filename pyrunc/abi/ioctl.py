@@ -1,5 +1,5 @@
-"""The requests of ioctl(2) for namespaces, terminals, links and files, which are the same on x86-64
-and arm64 (asm-generic/ioctl.h)."""
+"""The requests of ioctl(2) for namespaces, terminals, network links and files. They are the same on
+x86-64 and arm64 (asm-generic/ioctl.h)."""
 
 NS_GET_NSTYPE = 0xB703
 
