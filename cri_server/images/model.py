@@ -9,9 +9,9 @@ HIGHEST_ID = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Auth:
-    """A pull secret with the fields of CRI's AuthConfig. The first one that is set counts: user and
-    password, `auth` (base64 of `user:password`), `identity_token` (an OAuth2 refresh token),
-    `registry_token` (a bearer token). `server_address` limits the secret to one host.
+    """A pull secret with the fields of CRI's AuthConfig. The first of these logins that is set is
+    used: user and password, `auth` (base64 of `user:password`), `identity_token` (an OAuth2 refresh
+    token), `registry_token` (a bearer token). `server_address` limits the secret to one host.
 
     The repr shows no secret.
     """
@@ -65,8 +65,8 @@ class Image:
     @property
     def username(self) -> str:
         """Return the user name in `user` (`www-data`, `www-data:adm`), "" when `uid` has a number.
-        A number above HIGHEST_ID is returned as a name: kubelet takes an image with neither uid nor
-        name for one that runs as root."""
+        A number above HIGHEST_ID is returned as a name, because kubelet assumes that an image with
+        neither uid nor name runs as root."""
         return "" if self.uid is not None else self.user.partition(":")[0]
 
 
@@ -85,8 +85,8 @@ class StoreUsage:
 class Progress:
     """How far a pull or push is. `stage`: resolving, fetching, done for a pull; compressing,
     sending, done for a push. `total_bytes`: for a pull, the compressed layers that must be
-    downloaded; for a push, all layers and the configuration. `fetched_bytes`: the part of them that
-    has been downloaded, or that the registry has."""
+    downloaded; for a push, all layers and the configuration. `fetched_bytes`: the part of
+    `total_bytes` that has been downloaded, or that the registry has."""
 
     reference: str
     stage: str

@@ -107,7 +107,8 @@ class Pull:
         manifest = await self._manifest(registry, target, data, blobs, platform)
         is_index = len(blobs) > 1
         if platform is not None and is_index:
-            # An index's name would mean the image for this machine once that is stored, too.
+            # Once the image for this machine is stored, too, a name for the index would lead to
+            # that image.
             digest, data = list(blobs.items())[-1]
             media_type = manifests.media_type(data)
             target = Descriptor(media_type, digest, len(data))
@@ -154,9 +155,9 @@ class Pull:
         blobs: dict[str, bytes],
         platform: Platform | None,
     ) -> Manifest:
-        """Return the manifest for the platform (None: for this machine). It is the document
-        `target`, whose content is `data`, or the manifest that the index `target` leads to. Add the
-        content of each further document to `blobs`, by digest; the manifest is added last."""
+        """Return the manifest for the platform (None: for this machine). `target`: this manifest,
+        or an index that leads to it. `data`: the content of `target`. The content of each document
+        below an index is added to `blobs`, by digest, the manifest's last."""
         document = await self._parse(data, target)
         depth = 1
         while isinstance(document, ImageIndex):
@@ -193,7 +194,7 @@ class Pull:
     def _rules(self) -> SignaturePolicy | None:
         """Return the signature policy; None if none is configured. Raises WrongState for a policy
         that cannot be read, SignatureValidationFailed for a policy that rejects all images of the
-        reference's scope: such a pull sends no request."""
+        reference's scope, before any request is sent."""
         if not self._policy:
             return None
         from cri_server.images.signatures import cosign as signatures
@@ -330,9 +331,8 @@ class Pull:
 
 
 class _ByteCounter:
-    """Counts the bytes that one thread receives, and calls `notify` with their number, not more
-    often than every REPORT_S: a piece has only a few KiB, and each `notify` wakes the event
-    loop."""
+    """Counts the bytes that one thread receives, and passes their number to `notify` at most every
+    REPORT_S. A call for each piece of a few KiB would wake the event loop too often."""
 
     def __init__(self, notify: Callable[[int], None]) -> None:
         self._notify, self._size, self._last = notify, 0, time.monotonic()

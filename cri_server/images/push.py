@@ -56,7 +56,7 @@ def push(
         else compressed(blobs, files, diff_id, compressing)
         for layer, diff_id in zip(manifest.layers, config.diff_ids, strict=True)
     ]
-    # A blob compressed again has another digest, so the manifest must name it.
+    # A layer that was compressed again has a new digest, which the manifest must name.
     if layers != manifest.layers or manifest.others:
         manifest = manifests.with_layers(manifest, layers)
         data = manifests.encoded(manifest)

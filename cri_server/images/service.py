@@ -63,7 +63,8 @@ class ImageService:
     """Pulls, lists, removes and mounts the images below `root`: an OCI image layout and the files
     made from its layers.
 
-    - `certs_dirs`: folders of HOST/hosts.toml; the first one with a registry's folder is used.
+    - `certs_dirs`: folders that contain HOST/hosts.toml. A registry's settings come from the first
+      of them that has a folder for the registry.
     - `pinned`: references whose images `status` and `list` mark as pinned.
     - `jobs`: starts the jobs that work on layers.
     - `in_use(image_id)`: returns the ids of the containers that use an image; such an image is
@@ -138,7 +139,7 @@ class ImageService:
         await self._store.close(used)
 
     async def store_mounts(self) -> None:
-        """Store the open mounts of images in the keeper. Must be called for each new keeper, which
+        """Store the open mounts of images in the keeper. Call this for each new keeper, because it
         has no mounts yet."""
         await in_thread(self._store.mounts.store_all)
 
@@ -149,8 +150,9 @@ class ImageService:
         progress: Callable[[Progress], None] | None = None,
         platform: Platform | None = None,
     ) -> str:
-        """Pull an image for `platform` or this machine; return its id. Equal concurrent calls share
-        one pull, which is cancelled when all of its callers are.
+        """Pull an image for `platform` or this machine; return its id. Concurrent calls with the
+        same reference, secret and platform share one pull; it is cancelled when all these calls are
+        cancelled.
 
         Raises InvalidArgument (reference), NotFound, PeerError (the message begins with
         `RegistryUnavailable` when no host of the registry could be used), DeadlineExceeded (no
@@ -159,8 +161,8 @@ class ImageService:
         parsed = Reference.parse(reference)
         key = f"{_key(parsed, auth)} {platform or ''}"
         running = self._pulls.get(key)
-        # kubelet repeats a cancelled call at once: joined to the pull that is ending, it would get
-        # that pull's cancellation.
+        # kubelet repeats a cancelled call at once. If the new call joined the pull that is ending,
+        # it would be cancelled, too.
         if running is None or running.is_ending:
             running = self._pulls[key] = _RunningPull()
             running.task = asyncio.create_task(
@@ -294,12 +296,13 @@ class ImageService:
         self, image_id: str, references: Sequence[str] = ()
     ) -> builtins.list[frozenset[str]]:
         """Return the names of the annotations of the image's manifests, one set for each manifest.
-        Manifests of several repositories may lead to one image.
+        An image may have several manifests, for example of several repositories.
 
-        With `references`, return only the manifest that the first usable one leads to. A reference
-        is usable if it names the image, or if the image has a name in the reference's repository.
-        If none is usable, return the annotations of all manifests, because any user may push
-        another manifest of the image, with annotations of their choice. Raises NotFound.
+        With `references`, return only the set of the manifest that the first usable reference leads
+        to. A reference is usable if it names the image, or if the image has a name in the
+        reference's repository. If none is usable, return the sets of all manifests. An annotation
+        then counts only if all have it, because any user may push another manifest of the image.
+        Raises NotFound.
         """
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations for content in contents]
@@ -353,8 +356,8 @@ class ImageService:
         return [mount for mount in image_mounts if mount is not None]
 
     async def details(self, image_id: str, reference: str = "") -> dict[str, Any]:
-        """Return what `pyrunc-cri image` shows of an image: labels, configuration, form, and the
-        digests and compressed sizes of its layers in the manifest that `reference` leads to. Raises
+        """Return what `pyrunc-cri image` shows of an image: its labels, configuration and form, and
+        each layer's digest and compressed size from the manifest that `reference` leads to. Raises
         NotFound."""
         content = self._store.catalog.contents(image_id, [reference])[0]
         data = await in_thread(
@@ -377,8 +380,8 @@ class ImageService:
         return ImagePaths(lower=layers, place=str(self._store.files.place))
 
     async def tag(self, source: str, target: str) -> None:
-        """Give the image `source` the further name `target`; another image that had the name loses
-        it. Raises NotFound, InvalidArgument."""
+        """Give the image `source` the additional name `target`. If another image has this name,
+        that image loses it. Raises NotFound, InvalidArgument."""
         reference = Reference.parse(target)
         if reference.digest:
             raise InvalidArgument(f"{target}: a tag is a name without a digest")
@@ -590,7 +593,7 @@ class _RunningPull:
 
 
 def _key(reference: Reference, auth: Auth | None) -> str:
-    """Return the key under which pulls are joined: it is equal for the same reference and secret.
-    The key does not show the secret."""
+    """Return a key that is equal for calls with the same reference and secret; such calls share one
+    pull. The key does not show the secret."""
     fields = dataclasses.astuple(auth) if auth else ()
     return f"{reference} {digest_of(repr(fields).encode())}"

@@ -97,8 +97,8 @@ class _Archive:
         return digest
 
     def json(self, name: str, kind: type[Any]) -> Any:
-        """Parse a file, whose value must be a `kind`; None if the archive lacks the file. Raises
-        BadLayer."""
+        """Return the parsed JSON of a file; None if the archive lacks the file. Raises BadLayer for
+        a malformed file, or if its value is not a `kind`."""
         digest = self.digest(name)
         if digest is None:
             return None
@@ -124,7 +124,7 @@ class _Archive:
         return self._blobs.size(digest) if digest in self._digests else None
 
     def layer(self, digest: str) -> Descriptor:
-        """Return the descriptor of a layer, whose media type follows from its first bytes."""
+        """Return the descriptor of a layer; the layer's first bytes tell the media type."""
         with closing_fd(self._blobs.open_blob(digest)) as fd:
             magic = os.read(fd, 4)
         suffix = "+gzip" if magic.startswith(GZIP_MAGIC) else "+zstd" if magic == ZSTD_MAGIC else ""
@@ -153,7 +153,7 @@ class _Archive:
 @contextmanager
 def open_archive(path: Path) -> Iterator[int]:
     """Open the archive for the `with` block, and add the archive's path to the block's errors about
-    its content. Raises InvalidArgument (not an archive, or a damaged one), KernelError."""
+    the archive. Raises InvalidArgument (not an archive, or a damaged one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
         # O_NONBLOCK: a named pipe without a writer must not block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -232,7 +232,8 @@ def _blob(
 
 
 def _digest_in_layout(name: str) -> str | None:
-    """Return the digest in the name of a file of an OCI layout; None for other files."""
+    """Return the digest in the name of a blob (`blobs/ALGORITHM/HEX`) of an OCI layout; None for
+    any other file."""
     folder, algorithm, digits = (*name.split("/"), "", "")[:3]
     is_blob = folder == "blobs" and algorithm in ALGORITHMS and name.count("/") == 2
     return f"{algorithm}:{digits}" if is_blob else None
@@ -264,7 +265,7 @@ def _images(archive: _Archive, name: Reference | None) -> list[ArchivedImage]:
 
 def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[ArchivedImage]:
     """Return the images of the OCI layout whose index.json has this digest. `docker`: the parsed
-    manifest.json, whose names are added to the images with the same configuration."""
+    manifest.json; its names are added to the images with the same configuration."""
     index = manifests.parse(archive.read(digest), manifests.OCI_INDEX)
     assert isinstance(index, ImageIndex)
     tags = {

@@ -58,8 +58,8 @@ def build(
         index = IndexWriter(len(tars), uuid).write(root)
     except MemoryError:
         raise ResourceExhausted("not enough memory to index the image's files") from None
-    # The table of devices comes last: a tar's size is known when its process has ended, and the
-    # tree can be made before.
+    # The table of devices comes last, because a tar's size is known only when its process has
+    # ended. The tree can be made before.
     for tar in tars:
         tar.complete()
     index.put_devices(

@@ -2,8 +2,7 @@
 disk, and both refuse the same tars.
 
 Names with `..` are refused; links on the way to a name are followed as if the layer's root were
-`/`. This module checks the length of names, links and paths, which the kernel does for the
-unpacker.
+`/`. This module checks the length of names, links and paths; for the unpacker the kernel does this.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ from cri_server.images.erofs.node import ErofsNode, directory
 
 
 def merged(layers: Iterable[ErofsNode]) -> ErofsNode:
-    """Return the tree of all `layers` (their roots, bottom first), which stay unchanged.
+    """Return the root of the tree that all layers show together. `layers`: the layers' roots,
+    bottom first; they stay unchanged.
 
     A directory gets the attributes of the topmost layer that describes it, as in an unpacked image.
     """

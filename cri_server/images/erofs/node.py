@@ -17,7 +17,7 @@ class ErofsNode:
     - `stored`: the number of bytes of the file that the tar contains.
     - `sparse`: the (offset, length) pieces of the file that the stored bytes fill; None when the
       whole file is stored.
-    - `implicit`: a directory that the layer needs but does not describe.
+    - `implicit`: a parent directory that the tar does not describe.
     - `opaque`: a directory that hides the contents of the layers below.
     """
 

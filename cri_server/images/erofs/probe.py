@@ -3,7 +3,7 @@ that images need:
 
 - EROFS on files (Linux 6.12), which the store's file system must support;
 - an overlay over an EROFS, and a second overlay over that one, for containers that run containers.
-  Some kernels count EROFS as a level of stacking, of which there are two
+  Some kernels count EROFS as one of the two levels of stacking that they permit
   (FILESYSTEM_MAX_STACK_DEPTH).
 """
 

@@ -54,7 +54,7 @@ class TarFile:
     def _await(self, end: int | None) -> None:
         """Wait until the file has `end` bytes, or is complete."""
         while self._growth is not None and (end is None or self.size_bytes < end):
-            # Read before the size: a tar may grow once more and end in between.
+            # `ended` is read before the size: in between, a tar may grow once more and end.
             ended = self._growth.ended
             self.size_bytes = os.fstat(self._fd).st_size
             if ended:

@@ -1,10 +1,10 @@
 """Encodes a tree of files as an EROFS image whose data lies in other files: superblock, device
 table, inodes, directories. No I/O.
 
-A regular file is one chunk on the device that is its tar, so tars are used as they are. Only the
-data of sparse files is copied into the index, because a tar stores this data without the holes and
-at offsets that are not multiples of a block. Chunks without data are holes, also for lseek(2) with
-SEEK_DATA, so that cp and the like can skip them.
+Each layer's tar is a device, and a regular file is one chunk on it, so tars are used as they are.
+Only the data of sparse files is copied into the index, because a tar stores this data without the
+holes and at offsets that are not multiples of a block. Chunks without data are holes, also for
+lseek(2) with SEEK_DATA, so that cp and the like can skip them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from cri_server.images.layers.inflate import BadLayer
 from pyrunc.errors import ResourceExhausted
 
 SPARSE_LIMIT_BYTES = 1 << 40  # of the chunks of all sparse files: blocks are numbered with 32 bits
-# Of all sparse files: 16 MiB of the index. Beyond it only holes as large as a big chunk stay holes.
+# The number of chunks of all sparse files: their lists take 16 MiB of the index. Beyond this number
+# chunks are larger, and smaller holes are filled.
 CHUNKS_LIMIT = 1 << 21
 _DOT, _DOTDOT = b".", b".."
 _HOLE = erofs.CHUNK_INDEX.pack(0, 0, erofs.NO_BLOCK)
@@ -52,9 +53,9 @@ class EncodedIndex:
     sparse: list[SparseFile] = field(default_factory=list)
 
     def put_devices(self, devices: Sequence[tuple[bytes, int]]) -> None:
-        """Fill the device table, for which `index` has reserved the space. Without it the index
-        cannot be mounted. `devices`: for each layer's tar its name in the index, at most 64 bytes,
-        and its size in bytes."""
+        """Fill the device table, for which `IndexWriter` has reserved the space. Without this table
+        the index cannot be mounted. `devices`: each layer's tar, as its name in the index (at most
+        64 bytes) and its size in bytes."""
         for number, (tag, size_bytes) in enumerate(devices, _FIRST_SLOT):
             erofs.DEVICE_SLOT.pack_into(
                 self.content, number * erofs.DEVICE_SLOT.size, tag, _blocks(size_bytes), 0
@@ -218,8 +219,8 @@ class IndexWriter:
 
     def _sparse_files(self, result: EncodedIndex, end: int) -> dict[int, int]:
         """Place the data of all sparse files behind the inodes and directories, from the block
-        `end` of the index on. Append each file's SparseFile to `result`, and set the size of the
-        index there. Return the first block of each file's data by inode number. Raises
+        `end` of the index on. Append each file's SparseFile to `result.sparse`, and set
+        `result.size_bytes`. Return, by inode number, the first block of each file's data. Raises
         ResourceExhausted."""
         places = {}
         first = end

@@ -26,8 +26,9 @@ _USER_OBJ, _USER, _GROUP_OBJ, _GROUP, _MASK, _OTHER = 0x01, 0x02, 0x04, 0x08, 0x
 def effective_attributes(
     mode: int, requested: dict[bytes, bytes]
 ) -> tuple[int, dict[bytes, bytes]]:
-    """Return the mode and the attributes that a file of this mode has after setxattr(2) of the
-    `requested` attributes. Raises BadLayer for an attribute that is too long."""
+    """Return the mode and the attributes that a file has after the `requested` attributes were set
+    with setxattr(2). `mode`: the file's mode before. Raises BadLayer for an attribute that is too
+    long."""
     effective = {}
     for name, value in requested.items():
         if len(name) > NAME_LIMIT_BYTES:
@@ -57,7 +58,8 @@ def effective_attributes(
 
 
 def _access_list(mode: int, value: bytes) -> tuple[int, bool]:
-    """Return the mode that an ACL gives the file, and whether the ACL holds more than a mode."""
+    """Return the mode that an ACL gives the file, and whether the ACL has more entries than a mode
+    can express."""
     entries = _entries(value)
     if not entries or stat.S_ISLNK(mode):
         return mode, False

@@ -2,8 +2,8 @@
 typed values.
 
 An ambiguous document is refused: keys that occur twice, `layers` beside `manifests`, a media type
-that contradicts the Content-Type. Sizes and counts are bounded before anything they name is
-fetched.
+that contradicts the Content-Type. Sizes and counts are checked against limits before the content
+that a document names is fetched.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ LIMIT_BYTES = 4 << 20
 LAYERS_LIMIT = 500
 INDEX_ENTRIES_LIMIT = 1000
 DEPTH_LIMIT = 4
-# Of a manifest's annotations, and of all lists and maps in a configuration together. All of them
-# stay in memory while the image is stored.
+# Limits a manifest's annotations, and the entries of all lists and maps in a configuration
+# together. They stay in memory while the image is stored.
 ENTRIES_LIMIT = 10_000
 BLOB_LIMIT_BYTES = 64 << 30
 
@@ -81,8 +81,8 @@ class Artifact(Unsupported):
 class Descriptor(
     msgspec.Struct, frozen=True, rename={"media_type": "mediaType"}, omit_defaults=True
 ):
-    """A blob by its digest. The field `urls` is not even parsed, because with it an image's author
-    could make the node send requests anywhere."""
+    """Names a blob by digest and size. The field `urls` is not even parsed, because with it an
+    image's author could make the node send requests anywhere."""
 
     media_type: str
     digest: str
@@ -392,10 +392,10 @@ def _manifest(document: dict[str, Any]) -> Manifest:
 def _refuse_artifact(
     raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]
 ) -> None:
-    """Raise Artifact if the manifest is not an image's: its config has another media type, or its
-    layer list has entries, but no file system. Signatures of cosign and attestations of buildkit
-    have an image's config, but only entries of other kinds (`others`). Source: OCI image
-    specification, "Guidelines for Artifact Usage"."""
+    """Raise Artifact unless the manifest describes an image. In an artifact the config does not
+    have an image's media type; or the layer list has entries, but none is a file system, as for
+    cosign's signatures and buildkit's attestations. Source: OCI image specification, "Guidelines
+    for Artifact Usage"."""
     config = raw.config.media_type
     if config in _IMAGE_CONFIGS and (layers or not others):
         return

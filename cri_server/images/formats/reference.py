@@ -130,7 +130,8 @@ def _split_domain(text: str) -> tuple[str, str]:
 
 
 def normal_registry(domain: str) -> str:
-    """Return the one form of all spellings of HOST[:PORT] that reach the same registry.
+    """Return the normal form of HOST[:PORT], which is the same for all spellings that reach the
+    same registry.
 
     The host is in lower case, without DNS's trailing dot. An address is written as inet_ntoa(3)
     writes it, because inet_aton(3) also takes `10.5` and `0xa.0.0.5`. The scheme's default port is

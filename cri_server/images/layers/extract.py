@@ -56,9 +56,10 @@ Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty
 
 @dataclass(slots=True)
 class Extracted:
-    """The result of `extract`. `implicit`: directories that the layer needed but did not describe.
-    `opaque`: the layer hides all layers below it. `devices`: device nodes that this process may not
-    make, as (is a block device, major, minor); an empty file stands for each of them."""
+    """The result of `extract`. `implicit`: parent directories that the tar does not describe (`a`
+    for `a/b`). `opaque`: the layer hides all layers below it. `devices`: device nodes that this
+    process may not make, as (is a block device, major, minor); an empty file stands for each of
+    them."""
 
     size_bytes: int = 0
     inodes: int = 0
@@ -70,8 +71,8 @@ class Extracted:
 def extract(
     stream: TarStream, root_fd: int, limits: UnpackLimits, tick: Callable[[], None] = lambda: None
 ) -> Extracted:
-    """Make the files of the tar beneath `root_fd`, an empty directory; return their size, number
-    and what an overlay must know of them. `tick` is called regularly, and may raise.
+    """Make the files of the tar beneath `root_fd`, an empty directory; return their size, their
+    number, and what the layer's overlay needs to know. `tick` is called regularly, and may raise.
 
     Raises BadLayer, ResourceExhausted (disk, limits), KernelError.
     """
@@ -299,7 +300,8 @@ class _Extractor:
     def _make_opaque(self, _: TarMember, folder: list[bytes]) -> None:
         path, fd = self._enter(folder)
         if not path:
-            # overlayfs ignores the attribute on a layer's root: the store leaves out lower layers.
+            # overlayfs ignores the attribute on a layer's root, so the store leaves out the lower
+            # layers instead.
             self._result.opaque = True
             return
         _make_opaque_at(fd, b".")
@@ -337,8 +339,8 @@ class _Extractor:
 
     def _remove(self, path: Path, parent: int, name: bytes) -> None:
         status = os.lstat(name, dir_fd=parent)
-        # Names below it stay in the lists, and are dropped once at the end: a search for each
-        # replaced directory took 15 s for a layer of 0.16 MB.
+        # The recorded times and devices below a removed directory are dropped once at the end: a
+        # search for each removed directory took 15 s for a layer of 0.16 MB.
         remove_tree(parent, name)
         self._result.inodes -= 1
         if stat.S_ISDIR(status.st_mode):

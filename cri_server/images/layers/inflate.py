@@ -43,7 +43,8 @@ WINDOW_LOG_LIMIT = 27  # 128 MiB, what `zstd --ultra` may use without --long
 EMPTY_MEMBERS_LIMIT = 10_000
 _INPUT_BYTES = 256 << 10
 _OUTPUT_BYTES = 256 << 10  # fits the cache: a megabyte at once takes a fifth longer
-# A decoder copies unused input: many small members must not copy a whole block each.
+# The first input of a member is small: a decoder copies its unused input, and each of many small
+# members would copy a whole block.
 _FIRST_INPUT_BYTES = 4 << 10
 
 
@@ -91,8 +92,8 @@ _Decoder = igzip_lib.IgzipDecompressor | zstd.ZstdDecompressor
 
 
 class TarStream:
-    """Reads the tar stream in a blob: a descriptor, from its position on, or a ring's receiver. Not
-    thread-safe."""
+    """Reads the tar stream in a blob. The blob is a descriptor, read from its position on, or a
+    ring's receiver. Not thread-safe."""
 
     def __init__(
         self,

@@ -16,7 +16,7 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
 
 FREE_STEPS = 1 << 14
-# No real image has more layers that have a directory's parent but not the directory.
+# In no real image do more layers have a directory's parent but lack the directory.
 STEPS_PER_DIRECTORY = 128
 
 
@@ -35,8 +35,8 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
         top, *lowers = [_walker(path, stack) for path in (tree, *below)]
         levels = _Levels([top, *lowers], WalkBudget(FREE_STEPS, STEPS_PER_DIRECTORY, len(paths)))
         for path in paths:
-            # From each directory to the next: from the root, one name of 2,000 components would
-            # take 2 million steps, and that in a thread of the server.
+            # The walk goes from each directory to the next. From the root each time, one name of
+            # 2,000 components would take 2 million steps, in a thread of the server.
             visible = levels.at(path)
             if visible[:1] == [top] and len(visible) > 1:
                 _copy_directory(visible[1].open(path), top.open(path))

@@ -13,7 +13,7 @@ capabilities for file ownership. It cannot call execve, open sockets or read the
 - The folder is the root directory, because landlock(7) has no right for chmod(2), chown(2) and
   setxattr(2), which would work on any file of the host.
 - CAP_SYS_ADMIN stays for `trusted.overlay.opaque`; seccomp refuses the system calls for its other
-  uses: ioctl(2) could freeze the file system.
+  uses, such as ioctl(2), which could freeze the file system.
 - seccomp also refuses the calls by which uid 0 affects other processes of uid 0 without a
   capability: prlimit(2), F_SETOWN (signals to the owner of a descriptor), System V IPC.
 """
@@ -76,7 +76,7 @@ def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
     life. `folder` becomes the root directory; return its path from now on. Raises KernelError,
     OSError.
 
-    Open files stay usable. Open directories are closed, because they would lead out.
+    Open files stay usable. Open directories are closed, because they lead out of the jail.
     """
     _limit(memory_limit_bytes)
     _close_directories()
@@ -112,8 +112,8 @@ def _limit(memory_bytes: int) -> None:
 
 
 def _refuse_more_time(*_: object) -> None:
-    """Raise ResourceExhausted: the handler of SIGXCPU, which the kernel sends at the soft
-    RLIMIT_CPU. (Five seconds later, at the hard limit, it kills the process.)"""
+    """Raise ResourceExhausted. This is the handler of SIGXCPU: the kernel sends the signal at the
+    soft RLIMIT_CPU, and kills the process five seconds later, at the hard limit."""
     raise ResourceExhausted(f"the layer's job took more than {CPU_LIMIT_S} s of processor time")
 
 

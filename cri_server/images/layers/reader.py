@@ -25,7 +25,8 @@ ABSENT, NO_FILE = ", which the layer does not have", ", which is not a file"
 WHITEOUT = b".wh."
 OPAQUE_NAME = b".wh..wh..opq"
 AUFS = b".wh..wh."
-# MAXSYMLINKS of Linux (include/linux/namei.h): the unpacker's kernel and the index agree.
+# As MAXSYMLINKS of Linux (include/linux/namei.h), so that the kernel, which the unpacker uses, and
+# the index builder agree.
 LINKS_AT_MOST = 40
 STEPS_AT_MOST = 4096  # on the path of one name, including its links
 # PATH_MAX is 4096 with the final NUL.

@@ -6,9 +6,9 @@ most 1 MiB. A decoder reads 1 MiB in three milliseconds, and would then idle unt
 is scheduled again.
 
 Either end may be a decoder process that a hostile blob controls. A receiver cannot write to the
-memory (F_SEAL_FUTURE_WRITE); the sender reads only block numbers from it, and checks them. A
-hostile sender could change a block while the receiver uses it, so a receiver copies each block, and
-never reads beyond the blocks.
+memory (F_SEAL_FUTURE_WRITE); the sender reads only block numbers from the receiver, and checks
+them. A hostile sender could change a block while the receiver uses it, so a receiver copies each
+block, and never reads beyond the blocks.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ class Interrupted(Exception):
 
 
 def open_ends() -> tuple[Ends, Ends]:
-    """Open a ring between two other processes: the descriptors for a sender and for a receiver, all
-    owned by the caller. Raises KernelError, OSError."""
+    """Open a ring between two other processes; return the descriptors for the sender and for the
+    receiver. The caller must close them all. Raises KernelError, OSError."""
     return _open_ends(_SIZE_SEALS | F_SEAL_SEAL)
 
 

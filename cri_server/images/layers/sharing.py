@@ -101,7 +101,7 @@ class SharedWork:
 
 class StreamTurn:
     """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()` is
-    called while the stream has a turn and is slow, when another stream begins to wait."""
+    called if the stream has a turn and is slow when another stream begins to wait."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate
@@ -163,8 +163,7 @@ class StreamLimiter:
             raise
 
     def _interrupt_slow(self) -> None:
-        # A registry that trickles its layers would otherwise hold all places for as long as it
-        # likes.
+        # Otherwise a registry that sends its layers very slowly could hold all turns.
         slow = [stream for stream in self._active if stream.rate.is_slow]
         for stream in slow[: len(self._waiters)]:
             stream.give_way()

@@ -81,8 +81,9 @@ class _Extended:
     size: int = 0
 
     def count(self, data: bytes) -> bytes:
-        """Return `data`, and add its length to the bytes of all special headers of one member.
-        Raises BadLayer above EXTENDED_TOTAL_BYTES: a member may have any number of such headers."""
+        """Add the length of `data` to the sum for this member, and return `data`. Raises BadLayer
+        if the sum exceeds EXTENDED_TOTAL_BYTES, because a member may have any number of special
+        headers."""
         self.size += len(data)
         if self.size > EXTENDED_TOTAL_BYTES:
             raise BadLayer(
@@ -219,7 +220,8 @@ def _name(header: tuple[bytes, ...]) -> bytes:
     name = header[0].partition(b"\0")[0]
     if header[9] != b"ustar\0" or not header[15].strip(b"\0"):
         return name
-    # star's format, marked by "tar" at the end: its prefix is shorter, and two times follow it.
+    # star's format, marked by "tar" at the end: its prefix is shorter, and two timestamps follow
+    # the prefix.
     prefix = header[15][:131] if header[16].endswith(b"tar\0") else header[15]
     return prefix.partition(b"\0")[0] + b"/" + name
 

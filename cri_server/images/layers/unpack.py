@@ -33,8 +33,8 @@ class Layer:
     """The record of an unpacked layer.
 
     - `size_bytes`, `inodes`: of its files.
-    - `implicit`: directories that the layer needed but did not describe (relative paths, "" for the
-      root). They get the attributes of the layers below.
+    - `implicit`: parent directories that the tar does not describe (relative paths, "" for the
+      root). They get their attributes from the layers below.
     - `opaque`: the layer hides all layers below.
     - `devices`: device nodes to make in place of empty files, as [path, is a block device, major,
       minor].

@@ -1,4 +1,4 @@
-"""Bounds the work that the names of one layer cause, in proportion to its entries.
+"""Limits the work of resolving one layer's names, in proportion to the number of its entries.
 
 A tar's entry compresses to a few bytes, but its name may lead over forty links of four thousand
 bytes each, or need a hundred directories that the tar does not describe. Limits for each name alone

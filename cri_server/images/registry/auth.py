@@ -10,8 +10,8 @@ A pull secret is sent to these hosts:
 
 A host that gets no pull secret gets the login `auth` that hosts.toml has for it, if any.
 
-The registry's challenge chooses the token server, which gets the registry's secret. When the
-registry is on https, a secret is sent to the token server over https only.
+The registry's challenge names the token server. The token server gets the registry's secret; if the
+registry is on https, only over https.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> C
 
 
 def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
-    """Return whether `host` may receive the pull secret `auth`. A secret with the registry's server
-    address, or with none, is for the registry and for its trusted mirrors with a private
-    connection. Any other secret is for the host at its server address."""
+    """Return whether `host` may receive the pull secret `auth`. A secret with no server address, or
+    with the registry's, is for the registry and for its trusted mirrors with a private connection.
+    Any other secret is for the host at its server address."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))

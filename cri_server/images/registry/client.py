@@ -192,7 +192,7 @@ class RegistrySession:
                 method,
                 url,
                 body=body,
-                # A compressed transfer would have other bytes than those that the digest is of.
+                # A compressed transfer would have bytes that do not match the digest.
                 headers={"User-Agent": _USER_AGENT, "Accept-Encoding": "identity", **headers},
                 redirect=False,
                 retries=False,
@@ -240,9 +240,9 @@ class RegistrySession:
         return target._replace(fragment="")
 
     def _pool(self, host: RegistryHost, url: str, foreign: bool) -> urllib3.PoolManager:
-        """Return the connection pool for `url`. It has the TLS settings of `host` if the URL leads
-        to `host`, else the system's. `foreign`: a server chose the URL, so the address of the peer
-        must be checked after connecting."""
+        """Return the connection pool for `url`. The pool has the TLS settings of `host` if the URL
+        leads to `host`, else the system's. `foreign`: a server chose the URL, so the peer's address
+        is checked after connecting."""
         parts, proxy = urlsplit(url), host.proxy or proxy_for(url)
         ours = parts.netloc == host.netloc
         # Reading the system's authorities takes 20 ms, which plain connections need not wait for.
@@ -291,8 +291,8 @@ class RegistrySession:
         class Https(Http, HTTPSConnection):
             def connect(self) -> None:
                 super().connect()
-                # TLS detaches the plain socket, so that the one registered before has no descriptor
-                # any more.
+                # TLS detaches the plain socket: the socket registered before has no descriptor any
+                # more.
                 session._register(self.sock)
 
         class HttpPool(HTTPConnectionPool):
@@ -304,8 +304,8 @@ class RegistrySession:
         return {"http": HttpPool, "https": HttpsPool}
 
     def _check_peer(self, sock: socket.socket, sent_by: RegistryHost | None) -> socket.socket:
-        # The connection's address, not one looked up before: a second lookup may give another one
-        # (DNS rebinding).
+        # Check the address of the connection: a separate lookup could give another address (DNS
+        # rebinding).
         if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
             sock.close()
             raise Forbidden(

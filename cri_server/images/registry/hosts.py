@@ -51,7 +51,7 @@ class RegistryHost:
     - `auth`: the administrator's login for this host.
     - `rewrites`: regular expressions for the repository, with their replacements.
     - `headers` may hold secrets, which the repr does not show.
-    - `proxy`: used instead of the environment's.
+    - `proxy`: used instead of the environment's proxy.
     """
 
     url: str
@@ -70,8 +70,8 @@ class RegistryHost:
     source: str = ""
 
     def repository(self, path: str) -> str:
-        """Return the repository `path` as this host names it: rewritten by the first of `rewrites`
-        that matches, else unchanged."""
+        """Return this host's name for the repository `path`: `path` rewritten by the first of
+        `rewrites` that matches it, else unchanged."""
         for rewrite in self.rewrites:
             rewritten = rewrite.apply(path)
             if rewritten is not None:
@@ -97,7 +97,7 @@ class _Auth(msgspec.Struct):
 
 
 class _Table(msgspec.Struct):
-    """The keys of a `[host.URL]` table. At the top level of the file the same keys are for the
+    """The keys of a `[host.URL]` table. The same keys at the top level of the file are for the
     registry itself."""
 
     capabilities: list[str] | None = None
@@ -153,8 +153,8 @@ def _default(domain: str) -> RegistryHost:
 
 
 def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
-    """Return the folder with a registry's settings: the registry's own in the first of `certs_dirs`
-    that has one, else `_default`, else None.
+    """Return the folder with a registry's settings: the registry's own folder in the first of
+    `certs_dirs` that has one; else the first `_default`; else None.
 
     The folder may have any spelling of the registry's name; HOST_PORT_ comes before HOST:PORT, and
     both before other spellings.

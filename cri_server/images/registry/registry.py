@@ -43,7 +43,8 @@ MIRROR_RETRY_AFTER_LIMIT_S = 3.0  # there is another host
 CHUNK_BYTES = 256 << 10
 _ACCEPT = {"Accept": ", ".join(manifests.ACCEPTED)}
 _CODE = re.compile(r'"code"\s*:\s*"([A-Z_]{1,40})"')
-# Registries behind load balancers give these for a moment; another 4xx stays when asked again.
+# Registries behind load balancers answer with these for a moment. Any other 4xx would be the answer
+# to a second request, too.
 _RETRIED = {408, 429, 500, 502, 503, 504}
 _OLDEST_TIME_S = 1e9  # a larger Retry-After is a time, not a duration
 # 18 digits at most: int() raises ValueError for more than 4,300 (CVE-2020-10735).
@@ -124,8 +125,8 @@ class Registry:
             try:
                 self._checked_blob(host, descriptor, ingest, arrived)
             except DigestMismatch:
-                # This host continued bytes of another one, which may be the wrong ones: it may
-                # start again.
+                # This host continued bytes of another host, which may have sent wrong ones:
+                # download the whole blob from this host.
                 if not begun_by_another:
                     raise
                 self._checked_blob(host, descriptor, ingest, arrived)
@@ -184,7 +185,7 @@ class Registry:
         itself. The message has the errors of all hosts, except for InvalidSpec.
 
         - NotFound, Unauthorized.
-        - PeerError: its message begins with RegistryUnavailable if that host was unavailable.
+        - PeerError: its message begins with RegistryUnavailable if the last host was unavailable.
         - InvalidSpec: a certificate cannot be used.
         """
         failures: list[Error] = []
@@ -300,7 +301,7 @@ class Registry:
                     f" {ingest.size} of {descriptor.size} bytes"
                 )
             except HostUnavailable as error:
-                # A server without ranges sends the same again: only what is new is progress.
+                # A server without ranges sends the same bytes again: only new bytes are progress.
                 failures = 1 if ingest.size - reached >= PROGRESS_BYTES else failures + 1
                 reached = max(reached, ingest.size)
                 self._pause(host, failures, BLOB_ATTEMPTS, error)
@@ -396,8 +397,8 @@ class Registry:
         self.expect(host, response, "login", (200,))
 
     def has_blob(self, host: RegistryHost, digest: str) -> bool:
-        """Return whether `host` has the blob. Registries with other storage, such as S3, redirect
-        there; an answer of the storage other than 200 counts as no. Raises HostUnavailable,
+        """Return whether `host` has the blob. A registry that stores its blobs elsewhere, such as
+        in S3, redirects there; any status but 200 from there counts as no. Raises HostUnavailable,
         Unauthorized, PeerError."""
         what = f"blobs/{digest}"
         response, other = self._response(host, what, {}, "HEAD")
@@ -412,8 +413,8 @@ class Registry:
         """Send a request without following redirects; return the response. Raises HostUnavailable,
         Unauthorized.
 
-        Logs in when the host requires it. An iterator as `body` cannot be sent twice: an earlier
-        request must then have logged in.
+        Logs in when the host requires it. But an iterator as `body` cannot be sent twice: before
+        such a request, another one must have logged in.
         """
 
         def send(login: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
@@ -478,7 +479,7 @@ class Registry:
         with self._session.token(host, request.url, request.headers, request.body) as response:
             if response.status != 200:
                 text = f"{host.netloc}: the token server answered HTTP status {response.status}"
-                # The token server may be overloaded, which is no refusal of the login.
+                # That the token server is overloaded is no refusal of the login.
                 if response.status in _RETRIED:
                     raise _overloaded(text, response)
                 raise Unauthorized(text)

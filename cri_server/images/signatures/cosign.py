@@ -1,9 +1,10 @@
 """Fetches an image's cosign signatures from its repository, and checks them against a policy with
 public keys.
 
-The signatures of a manifest are the layers of the image `sha256-DIGEST.sig` in its repository, each
-a small JSON text ("simple signing") whose signature is an annotation. Source: cosign's
-SIGNATURE_SPEC.md. Blocking: runs in a pull's threads.
+The signatures of a manifest are in the same repository, as the layers of the image
+`sha256-DIGEST.sig`. Each layer is a small JSON text ("simple signing"); an annotation of the layer
+has the signature of this text. Source: cosign's SIGNATURE_SPEC.md. Blocking: runs in a pull's
+threads.
 """
 
 from __future__ import annotations
@@ -157,7 +158,7 @@ def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: 
         return "the signed payload is not a claim about an image"
     if critical.type != TYPE:
         return f"the signed payload has the type {critical.type[:80]!r}"
-    # Else the signature of an older, vulnerable image could be put beside any other one.
+    # Otherwise the signature of one image could be attached to any other image.
     if critical.image.digest != digest:
         return "a signature is for another manifest"
     if not policy.identity_matches(

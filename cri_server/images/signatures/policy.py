@@ -97,7 +97,7 @@ def read(path: str) -> SignaturePolicy:
             raise ValueError(f"larger than {SIZE_LIMIT_BYTES} bytes")
         rules_file = typed.convert(json.loads(content, object_pairs_hook=typed.unique_keys), _File)
         _check("default", rules_file.default)
-        # registry.example:443/team reaches the registry of a rejected registry.example/team.
+        # Otherwise registry.example:443/team would evade the rejection of registry.example/team.
         rules_file.transports[TRANSPORT] = _normal_scopes(rules_file.transports.get(TRANSPORT, {}))
         # Other transports are used by other programs only.
         for scope, requirements in rules_file.transports[TRANSPORT].items():
@@ -199,8 +199,8 @@ def _full(reference: Reference) -> str:
 
 
 def identity_matches(identity: Identity, reference: Reference, claimed: str) -> bool:
-    """Return whether a signature counts for the pulled image `reference`, by the policy's
-    `identity`. `claimed`: the reference that the signature is about."""
+    """Return whether the policy's `identity` accepts a signature for the pulled image `reference`.
+    `claimed`: the reference that the signature names."""
     signed = _SignedReference.parse(claimed)
     if signed is None:
         return False

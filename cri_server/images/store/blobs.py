@@ -2,7 +2,7 @@
 complete, with its content synced, or absent; `sync_folder` makes the names durable.
 
 A blob is written in `ingest/` under a unique name, hashed meanwhile, synced, and renamed. A blob
-that is sent to its decoder while it is downloaded (`cri_server.images.layers.streamed`) is never a
+that is decoded while it is downloaded (`cri_server.images.layers.streamed`) is never written to a
 file. When the server starts, it removes the files that an earlier run left in `ingest/`.
 """
 

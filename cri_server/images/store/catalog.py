@@ -43,8 +43,8 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """The image is neither mountable nor completely unpacked, but its blobs or tars are stored,
-    from which its layers can be made again."""
+    """The image's layers must be made again, from its stored blobs or tars: the image is neither
+    mountable nor completely unpacked."""
 
 
 @dataclass(slots=True)
@@ -82,8 +82,8 @@ class Name:
 @dataclass(frozen=True, slots=True)
 class Content:
     """What the store has for one manifest of an image. `chain`: the layers' chain ids, bottom
-    first. `blobs`: digest and size of each blob that the image needs. `mounted`: its layers are
-    tars with an index; else they are unpacked."""
+    first. `blobs`: digest and size of each blob that the image needs. `mounted`: the layers are
+    stored as tars with an index; else they are unpacked."""
 
     image_id: str
     manifest: Manifest
@@ -99,7 +99,8 @@ class Content:
 
     @property
     def documents(self) -> set[str]:
-        """The digests of the manifest, and of the indexes through which its name leads to it."""
+        """The digests of the manifest, and of the indexes that lead from the image's name to the
+        manifest."""
         return set(self.blobs) - {
             self.manifest.config.digest,
             *(layer.digest for layer in self.manifest.layers),
@@ -115,8 +116,9 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """The images at one moment. `contents`: by the digest of a name's target; each name has one.
-    `images`: by id. `layer_pairs`: the (blob digest, diff id) of each layer of all images."""
+    """The images at one moment. `contents`: the content of each name, by the digest of the name's
+    target. `images`: by id. `layer_pairs`: the (blob digest, diff id) of each layer of all
+    images."""
 
     names: list[Name] = field(default_factory=list)
     contents: dict[str, Content] = field(default_factory=dict)
@@ -243,7 +245,7 @@ class Catalog:
         """Return the image's name for the first usable reference; None if no reference is usable.
 
         A reference is usable if it names the image, or if the image has a name in the reference's
-        repository. The returned name has a tag only if the reference is a tag of this image.
+        repository. The returned name has a tag only if the usable reference is a tag of this image.
         """
         return self._state.name_of(image_id, references)
 
@@ -327,9 +329,9 @@ class Catalog:
         """Read an image's manifest and configuration, and check that its files are stored. Return
         its content, in the mounted or the unpacked form.
 
-        If the files of both forms are stored, `mounted` decides. With None, a listed image keeps
-        its form, and another image gets the form of new images. Raises NotUnpacked when the image
-        is neither mountable nor completely unpacked, and the errors of `read`.
+        If the files of both forms are stored, `mounted` chooses the form. If it is None, a listed
+        image keeps its form, and an unlisted image gets the form of new images. Raises NotUnpacked
+        when the image is neither mountable nor completely unpacked, and the errors of `read`.
         """
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
@@ -352,8 +354,8 @@ class Catalog:
 
     def read(self, target: Descriptor) -> Content:
         """Read manifest and configuration of the image that `target` leads to, and check that each
-        layer has a stored blob or tar. Return the content, in the unpacked form, without checking
-        that the layers are unpacked.
+        layer has a stored blob or tar. Return the content in the unpacked form; whether the layers
+        are unpacked is not checked.
 
         Raises NotFound for a missing blob, and PeerError or Unsupported for a damaged or unusable
         manifest or configuration.
@@ -392,8 +394,8 @@ class Catalog:
         self._replace(after, contents)
 
     def remove(self, names: Iterable[Name]) -> None:
-        """Remove these names, durably. An image without a name is no longer listed. Raises OSError,
-        and leaves the catalog unchanged."""
+        """Remove these names, durably. An image without a name is no longer listed. Raises OSError;
+        the catalog is then unchanged."""
         remaining = self._without(names)
         self._write(remaining, self._state.contents)
         self._replace(remaining, self._state.contents)
@@ -409,9 +411,9 @@ class Catalog:
         return [name for name in self._state.names if name not in removed]
 
     def convert(self, image_id: str, mounted: bool) -> None:
-        """Record, durably, that the image has the mounted form, or the unpacked form if not
-        `mounted`. Raises the errors of `examine` if the files of that form are not stored, OSError
-        when `index.json` cannot be written. The catalog is then unchanged."""
+        """Record, durably, the image's new form: the mounted form if `mounted`, else the unpacked
+        form. Raises the errors of `examine` if the files of that form are not stored, OSError when
+        `index.json` cannot be written. The catalog is then unchanged."""
         contents = dict(self._state.contents)
         for name in self.names_of(image_id):
             contents[name.target.digest] = self.examine(name.target, mounted)
@@ -435,7 +437,8 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """Make `names`, and those of `contents` that have a name, the catalog's state."""
+        """Replace the catalog's state by `names` and `contents`, without the contents that have no
+        name."""
         targets = {name.target.digest for name in names}
         named = {digest: content for digest, content in contents.items() if digest in targets}
         with self._publishing:
@@ -475,7 +478,8 @@ class Catalog:
         entries = [_descriptor(name, contents[name.target.digest].mounted) for name in names]
         index = {"schemaVersion": 2, "mediaType": manifests.OCI_INDEX, "manifests": entries}
         data = json.dumps(index, indent=1).encode()
-        # First, because it is the one that counts; the copy may be older by one change.
+        # index.json comes first, because it is authoritative; names.json may be older by one
+        # change.
         atomic_file.write_bytes(str(self._root / "index.json"), data, durable=True)
         try:
             atomic_file.write_json(str(self._root / _NAMES), {"manifests": entries}, durable=True)
@@ -522,7 +526,7 @@ class Catalog:
             except (Error, OSError):
                 continue
             images.append(Name("", None, target))
-        # An index leads to a manifest that is found, too: without names one of them is enough.
+        # The scan also finds the manifests that an index leads to. Without names they are enough.
         return [n for n in images if n.target.media_type in manifests.MANIFESTS] or images
 
 
@@ -571,8 +575,8 @@ def _descriptor(name: Name, mounted: bool) -> dict[str, Any]:
 
 def _without_repeated_tags(names: Iterable[Name]) -> list[Name]:
     """Return the names. If several have the same tag, only the first of them keeps it. (Previous
-    versions stored spellings of one name as two, such as Docker.io/a:1 and
-    docker.io/library/a:1.)"""
+    versions stored two spellings of one name, such as Docker.io/a:1 and docker.io/library/a:1, as
+    two names.)"""
     tags: set[str] = set()
     unique = []
     for name in names:

@@ -2,9 +2,9 @@
 the image's top layer.
 
 A file is complete or absent: it is written in `ingest/` and renamed. An unlinked file exists as
-long as a mount uses it. On a file system with fs-verity each file is sealed first, and its
-fs-verity digest is stored in `verity/` and compared at each mount. Then the kernel refuses to read
-a changed block, and a replaced file is not mounted.
+long as a mount uses it. On a file system with fs-verity each file is sealed before it is renamed,
+so the kernel refuses to read a changed block. Its fs-verity digest is stored in `verity/` and
+compared at each mount, so a replaced file is not mounted.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class LayerFiles:
 
     @property
     def empty(self) -> bool:
-        """Return whether no index is stored, so that no image can be mounted. Unpacked images,
-        which are stored elsewhere, do not count."""
+        """Return whether no index is stored: then no image can be mounted. Unpacked images do not
+        count, because they are stored elsewhere."""
         return not any(path.parent == self._indexes for path in list(self._sizes))
 
     def tar(self, diff_id: str) -> Path:
@@ -182,8 +182,8 @@ class LayerFiles:
                 self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink one file, if it exists. `release` frees its blocks later, which takes long for a
-        large tar."""
+        """Unlink one file, if it exists. `release` frees its blocks later, because this takes long
+        for a large tar."""
         # The descriptor keeps the blocks: unlink(2) and close of a tar of 150 MB free 76,000 pages,
         # which takes 120 ms.
         if len(self._dropped) < DROPPED_LIMIT:

@@ -35,9 +35,9 @@ class LayerJobs:
         self.streams = StreamLimiter(
             STREAMS_AT_ONCE
         )  # one for each blob that is decoded as it arrives
-        # One for each index. A borrowed turn is for an index of partial tars, which takes no
-        # processor from the jobs that write the tars, and is cancelled for an index of complete
-        # ones.
+        # One for each index that is being built. An index of partial tars only borrows its turn: it
+        # must not take a processor from the jobs that write the tars, and is cancelled when an
+        # index of complete tars needs the turn.
         self.indexes = Turns(turns.indexes_at_once(turns.memory_bytes(), processors))
 
     async def run(
@@ -100,8 +100,8 @@ class LayerJobs:
         self, blob: int | Receiver, limits: UnpackLimits
     ) -> AsyncIterator[Receiver]:
         """Decode a blob in a job, and provide a receiver from which the `with` block reads the
-        content. When the job fails, the `with` block is cancelled. At its end the job is killed,
-        because a malicious blob could make the decoder hang."""
+        content. When the job fails, the `with` block is cancelled. At the end of the block the job
+        is killed, because a malicious blob could make the decoder hang."""
         sending, receiving = ring.open_ends()
         receiver = Receiver(*receiving, copying=True)
         blob_fds = [blob] if isinstance(blob, int) else blob.fds
@@ -109,8 +109,8 @@ class LayerJobs:
         try:
             async with asyncio.TaskGroup() as group:
                 # When the decoder ends, this process's copies of its ends are closed, so that the
-                # receiver sees the end of the content. A receiver that finds it truncated then
-                # fails after the decoder, whose error is the one to report.
+                # receiver sees the end of the content. A receiver that finds the content truncated
+                # then fails after the decoder, and the decoder's error is reported.
                 task = group.create_task(decoder)
                 task.add_done_callback(lambda _: close_all(sending))
                 try:
@@ -123,8 +123,7 @@ class LayerJobs:
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Wait until one more index may be built, and one more job may keep a processor busy. The
-        `with` block counts for both limits. `watch` does not count the waiting as a lack of
-        progress."""
+        """Wait for a turn of `indexes` and one of `cores`, and hold both for the `with` block.
+        `watch` is paused while this call waits."""
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield

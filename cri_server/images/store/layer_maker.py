@@ -66,14 +66,14 @@ class BlobSource:
     """Where the blobs of an image come from.
 
     - `watch`: cancels the pull or load when it makes no progress.
-    - `fetch`: downloads a blob into the layout. The default does nothing: it is for an image of
-      which each layer's blob or tar is stored.
+    - `fetch`: downloads a blob into the layout. The default does nothing, for an image whose layers
+      are all stored as blobs or tars.
     - `stream`: sends a blob to its decoder without storing it, or raises Interrupted. None: blobs
       cannot be streamed.
     - `origin`: the registry, "" for this node.
     - `is_listed`: the image is or was listed, so its layers have been verified.
-    - `rate`: measures the download of the whole image. `fetch` and `stream` get a Rate of one
-      layer.
+    - `rate`: measures the download of the whole image. `fetch` and `stream` are called with another
+      Rate, of one layer.
     """
 
     watch: Watch
@@ -91,8 +91,8 @@ class _LayerToUnpack:
     - `chain`: the chain ids of the layers below and of this layer, bottom first.
     - `committed`: is set when this layer is in the store.
     - `below`: the event `committed` of the next lower layer; None for the bottom layer.
-    - `times`: how often the image contains the diff id. Each occurrence is unpacked on its own,
-      because its folder has another chain id.
+    - `times`: how often the image contains the diff id. Each occurrence is unpacked into a folder
+      of its own, because each has its own chain id.
     """
 
     chain: list[str]
@@ -136,8 +136,8 @@ class LayerMaker:
         layers with their blobs. If `mounted` is None, a listed image keeps its form, and any other
         image gets the configured form.
 
-        When one layer fails, the others are cancelled, and its error is raised: the errors of
-        `source`, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
+        When one layer fails, the others are cancelled. Raises the error of the failed layer: an
+        error of `source`, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
         """
         if mounted is None:
             mounted = self._catalog.is_mounted(manifest.config.digest)
@@ -237,8 +237,8 @@ class LayerMaker:
         source: BlobSource,
         tars: PartialTars | None,
     ) -> None:
-        """Make the layer's tar, unless a tar is stored that is verified to come from this blob. A
-        tar that another pull commits meanwhile is used instead of the one made here."""
+        """Make the layer's tar, unless a stored tar is verified to come from this blob. If another
+        pull commits the tar first, that tar is used, and the one made here is deleted."""
         rate = Rate()
         async with self._work.turn(f"tar {diff_id} {source.origin}", rate, source.watch):
             is_shared = self._is_shared(descriptor, diff_id, source)
@@ -261,9 +261,9 @@ class LayerMaker:
             await source.fetch(descriptor, rate)
 
     def _drop_blob(self, digest: str) -> None:
-        """Remove the blob of a layer whose tar is now stored. The blob stays if the policy keeps
-        blobs, if an image needs it, or if another pull has a lease on it; a later collection may
-        then remove it."""
+        """Remove the blob of a layer whose tar is now stored. Keep the blob if the policy says so,
+        if an image needs it, or if another pull has a lease on it. A later collection may remove
+        it."""
         if (
             not self._leases.by_others(digest)
             and not self._policy.keep_blobs
@@ -279,8 +279,8 @@ class LayerMaker:
         tars: PartialTars | None,
         rate: Rate,
     ) -> bool:
-        """Make the layer's tar while its blob arrives. Return whether the tar was made. If the blob
-        cannot be streamed, or streaming was interrupted, the caller must fetch the blob to a file.
+        """Make the layer's tar while its blob arrives. Return False if streaming was interrupted,
+        or is not possible or not wanted: the caller must then make the tar from the blob's file.
         """
         stream, watch = source.stream, source.watch
         is_stored = self._blobs.size(descriptor.digest) == descriptor.size
@@ -295,8 +295,8 @@ class LayerMaker:
                 arriving: list[StreamedBlob] = []
 
                 def on_progress() -> None:
-                    # While the blob arrives its bytes are the progress, not its content: 4 MiB of
-                    # zeros are 130 bytes of zstd.
+                    # While the blob arrives, received bytes count as progress, not decoded ones:
+                    # 130 bytes of zstd may be 4 MiB of zeros.
                     if all(blob.is_closed for blob in arriving):
                         watch.touch()
                     if tars:
@@ -330,9 +330,9 @@ class LayerMaker:
                 await self._commit_tar(folder, descriptor, diff_id, watch)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
-        """Move the tar in `folder`, which was made from the blob `layer`, into the store. Add the
-        pair of blob and diff id to the verified layers. A tar that is stored already stays, because
-        it may be mounted and in the page cache."""
+        """Move the tar in `folder`, which was made from the blob `layer`, into the store. A tar
+        that is stored already is not replaced, because it may be mounted and in the page cache. Add
+        the pair of blob and diff id to the verified layers."""
         async with self._commits.hold(f"tar {diff_id}", watch.paused()):
             if not self._files.has_tar(diff_id):
                 await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)
@@ -359,7 +359,7 @@ class LayerMaker:
         """Build the index (EROFS metadata) of the image `chain_id` from its layers' tars, and move
         it into the store. `partial`: reads these tars while they are still being written; None:
         reads the stored tars."""
-        # A layer that the image has several times is one device.
+        # A layer that occurs several times in the image is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []
         async with self._layers.folder() as folder:
@@ -373,7 +373,7 @@ class LayerMaker:
             )
 
             def on_progress() -> None:
-                # else bytes that arrive are the progress
+                # otherwise received bytes count as progress
                 if partial is None or partial.is_finished:
                     watch.touch()
 
@@ -389,8 +389,8 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Run `take`, which moves a finished file or folder into the store, in a thread. Wait for
-        its end also when the caller is cancelled, because the caller then deletes the folder."""
+        """Run `take` in a thread; it moves a finished file or folder into the store. Wait for its
+        end even when the caller is cancelled, because the caller then deletes the folder."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 

@@ -1,5 +1,5 @@
-"""Leases that running pulls and loads hold on digests and chain ids, so that content which no
-listed image needs yet is not collected."""
+"""Leases of running pulls and loads on digests and chain ids. A collection keeps leased content,
+which no listed image needs yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether a lease forbids the caller, who has a lease on `key`, to remove `key`.
-        This is a second lease on `key`, or any lease on EVERYTHING, even the caller's."""
+        """Return whether the caller, who has a lease on `key`, must not remove its content: there
+        is a second lease on `key`, or any lease on EVERYTHING, even the caller's."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

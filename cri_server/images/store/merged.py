@@ -14,8 +14,8 @@ from pyrunc.kernel.fd import closing_fd
 
 
 def merged(layers: Sequence[str | os.PathLike[str]]) -> closing_fd:
-    """Open the merged tree of `layers`, top first, and provide a descriptor of its root, which is
-    valid during the `with` block. Blocking. Raises KernelError, OSError."""
+    """Open the merged tree of `layers`, top first; return a context manager for the descriptor of
+    its root. Blocking. Raises KernelError, OSError."""
     paths = [os.fspath(layer) for layer in layers]
     # overlay(5) needs two layers when there is no upper one.
     if len(paths) == 1:

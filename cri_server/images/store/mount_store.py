@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PREFIX = "image/"
 """The prefix of the entries' names. An entry has one descriptor and no data."""
 MOST = 1024
-"""Further mounts are not stored, so that the keeper has room for the entries of pods."""
+"""The largest number of stored mounts. It leaves room in the keeper for the entries of pods."""
 
 
 class MountStore:
@@ -29,8 +29,8 @@ class MountStore:
     def __init__(
         self, folder: Path | None = None, received: Mapping[str, int] | None = None
     ) -> None:
-        """`folder`: the keeper's folder, None to store nothing. `received`: the mounts by name that
-        systemd's descriptor store for this unit had; earlier versions stored mounts there."""
+        """`folder`: the keeper's folder, None to store nothing. `received`: mounts by name, from
+        systemd's descriptor store for this unit, where earlier versions stored them."""
         self._keeper = None if folder is None else Keeper(folder)
         self._received = dict(received or {})
         self._stored: set[str] = set()
@@ -43,7 +43,7 @@ class MountStore:
         taken: dict[str, int] = {}
         for name, fd in self._received.items():
             descriptor_store.remove(name)
-            # There the name was image-CHAIN_ID-DIGEST.
+            # systemd's descriptor store has the name image-CHAIN_ID-DIGEST.
             taken[PREFIX + name.rpartition("-")[2]] = fd
         self._received.clear()
         for name, fd in self._take_from_keeper().items():

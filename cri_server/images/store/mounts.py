@@ -51,7 +51,8 @@ class ImageMount:
 
     @property
     def index(self) -> str:
-        """The path of the EROFS file with the image's metadata, which identifies the mount."""
+        """The path of the image's index, the EROFS file with its metadata. The path identifies the
+        mount."""
         return self.image.index
 
 
@@ -85,8 +86,8 @@ class Mounts:
             self._store.remove(name)
 
     def cached(self, chain: Sequence[str]) -> ImageMount | None:
-        """Return the open mount of the image whose layers have these chain ids; None without one.
-        Does not block."""
+        """Return the open mount of the image whose layers have these chain ids; None if there is
+        none. Does not block."""
         return self._mounts.get(chain[-1])
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
@@ -153,7 +154,8 @@ class Mounts:
     def close(self, chain_ids: set[str]) -> None:
         """Close all mounts. If containers use an image (its top chain id is in `chain_ids`), its
         mount stays in the keeper for the next server. Blocking."""
-        # The keeper lives as long as it stores anything.
+        # The keeper runs as long as it stores anything, so mounts without containers are removed
+        # first.
         self.keep(chain_ids)
         self.release()
         self._mounts.clear()

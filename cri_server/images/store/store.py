@@ -89,7 +89,7 @@ class Store:
             except Error as error:
                 log.warning("image %s is removed from the store: %s", name, error)
         unlisted = [d for d in await in_thread(self._unlisted) if in_use(d)]
-        # Never removed: these containers may run until the server ends.
+        # These leases are never removed: the containers may run until the server ends.
         self._leases.add(await in_thread(lambda: self._keys_of(unlisted)))
         await self.collect()
 
@@ -97,9 +97,9 @@ class Store:
         return set(self.blobs.digests()) - set(self.catalog.used_blobs())
 
     def _keys_of(self, image_ids: Iterable[str]) -> list[str]:
-        """Return the keys for leases on configuration and layers of images that are not listed,
-        because one of their files is damaged. An image with an unreadable configuration is left
-        out."""
+        """Return the keys for leases on the configuration and the layers of these images, which are
+        not listed because one of their files is damaged. Leave out an image whose configuration
+        cannot be read."""
         keys: list[str] = []
         for image_id in image_ids:
             try:
@@ -158,7 +158,7 @@ class Store:
 
     async def close(self, used: set[str]) -> None:
         """Wait for deletions, and close the mounts. `used`: the top chain ids of the images that
-        containers use, whose mounts stay in the keeper."""
+        containers use; the mounts of these images stay in the keeper."""
         await self.wait_deleted()
         self.mounts.close(used)
         self.files.release()
@@ -166,8 +166,8 @@ class Store:
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
         """Prevent the collection of the content `keys` (digests and chain ids) during the `with`
-        block. Waits first for a running collection, which could remove content that the `with`
-        block has already seen."""
+        block. First waits for a running collection, because it does not know the new lease and
+        could remove content that the `with` block has found."""
         leased = list(keys)
         await self._lease(leased)
         try:
@@ -197,7 +197,7 @@ class Store:
         await self._change(lambda: self._publish(names, diff_ids))
 
     def _publish(self, names: Sequence[Name], diff_ids: Sequence[str]) -> None:
-        # index.json must never name content that a power cut takes away.
+        # index.json must never name content that a power cut could still lose.
         self._sync(diff_ids)
         self.catalog.add(names)
         self._collect()
@@ -209,8 +209,8 @@ class Store:
         self.blobs.sync_folder()
 
     async def remove_names(self, choose: Callable[[], Sequence[Name]]) -> None:
-        """Wait until other changes have ended, then call `choose`. Remove the names that `choose`
-        returns, and all content that no image needs any more."""
+        """Remove the names that `choose` returns, and all content that no image needs any more.
+        `choose` is called when other changes have ended."""
         async with self._changing:
             names = choose()
             if names:
@@ -242,8 +242,8 @@ class Store:
             log.warning("the image store could not be cleaned: %s", error)
 
     async def _change(self, change: Callable[[], None]) -> None:
-        """Run `change` in a thread after other changes have ended. Then start, without waiting, to
-        delete dropped files and to close dropped mounts."""
+        """Run `change` in a thread after other changes have ended. Then begin, in the background,
+        to delete dropped files and close dropped mounts."""
         async with self._changing:
             await in_thread(change, abandon_s=None)
         self._empty_trash_soon()
@@ -269,8 +269,8 @@ class Store:
             await asyncio.wait([self._emptying])
 
     def unused(self) -> list[UnusedEntry]:
-        """Return the files and folders that no image needs, also those on which pulls hold leases.
-        Slow: run it in a thread."""
+        """Return the files and folders that no image needs, including those on which pulls hold
+        leases. Slow: run it in a thread."""
         return list(unused(self.root, self._used()))
 
     def _used(self) -> dict[str, set[str]]:
@@ -326,7 +326,7 @@ class Store:
 
     async def convert(self, image_id: str, in_use: Callable[[], bool]) -> bool:
         """Convert a listed image to the form that new images get, from stored content, without a
-        download. Return whether the image was converted: not if `in_use` returns True.
+        download. Return False, without converting, if `in_use` returns True.
 
         Raises NotFound (the image, or a blob of it, is gone), ResourceExhausted, KernelError.
         """

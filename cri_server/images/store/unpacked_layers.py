@@ -35,7 +35,8 @@ RECORD_LIMIT_BYTES = 256 << 20  # a layer may have a million folders
 
 def chain_ids(diff_ids: Sequence[str]) -> list[str]:
     """Return the chain ids of layers, bottom first. The chain id of the bottom layer is its diff
-    id; that of each other layer is the digest of the chain id below, a space, and its diff id."""
+    id. The chain id of each other layer is the digest of `BELOW DIFF_ID`, where BELOW is the chain
+    id of the layer below."""
     chain = list(diff_ids[:1])
     for diff_id in diff_ids[1:]:
         chain.append(digest_of(f"{chain[-1]} {diff_id}".encode()))
@@ -74,8 +75,8 @@ class Layers:
                 self._throw_away(self._folder / name)
 
     def get(self, chain_id: str) -> Layer | None:
-        """Return the layer's record without `implicit` and `devices`; None if it is not
-        unpacked."""
+        """Return the record of an unpacked layer, without `implicit` and `devices`; None if the
+        layer is not unpacked."""
         return self._layers.get(chain_id)
 
     def totals(self) -> tuple[int, int]:
@@ -118,11 +119,12 @@ class Layers:
         self._list(chain[-1], layer)
 
     def _list(self, chain_id: str, layer: Layer) -> None:
-        """List a layer without its paths, which may be a million, and which only `commit` needs."""
+        """List a layer without its paths, because they may be a million and only `commit` needs
+        them."""
         self._layers[chain_id] = replace(layer, implicit=[], devices=[])
 
     def sync(self, chain: Sequence[str]) -> None:
-        """Write those layers of the chain that are not on the disk yet, with one syncfs(2) of their
+        """Sync the layers of the chain that are not on the disk yet, with one syncfs(2) of their
         file system."""
         pending = self._unsynced.intersection(chain)
         if not pending:
@@ -186,8 +188,8 @@ class Layers:
 
 
 def refuse_links(folder: str) -> None:
-    """Check that `folder` has a directory as its tree and a regular file as its record, before they
-    are opened by name. A malicious layer could have made the process that unpacked it leave a
+    """Check that the tree in `folder` is a directory and the record a regular file, before they are
+    opened by name. A malicious layer that took over its unpacking process could have left a
     symbolic link or a pipe there. Raises NotFound when either is missing. Raises DamagedRecord when
     either has another type or is too large."""
     for name, is_kind in ((TREE, stat.S_ISDIR), (RECORD, stat.S_ISREG)):
@@ -211,7 +213,8 @@ def make_devices(tree: str, layer: Layer) -> None:
                 with closing_fd(open_folder(root, folder)) as parent:
                     before = os.fstat(parent)
                     _make_device(parent, last, kind, device)
-                    # The directory's time is the layer's, and making a name in it has changed it.
+                    # Restore the directory's time, which the layer has set: making the new name has
+                    # changed it.
                     os.utime(parent, ns=(before.st_mtime_ns, before.st_mtime_ns))
         except (ValueError, TypeError, OverflowError):
             raise DamagedRecord(f"{tree}: the record of a device is malformed") from None

@@ -6,9 +6,10 @@ the pull's credentials. A registry grants pulls per repository (distribution's t
 because any user may write any digest into a manifest:
 
 - The configuration is fetched with each pull and its digest checked. It is never taken from the
-  store by its digest. That is the image id, which `kubectl` shows to everyone who may see the pod.
+  store by its digest, because the digest is the image id, and `kubectl` shows this id to everyone
+  who may see the pod.
 - A manifest is taken from the store only for the repository that has served it before, and only if
-  a HEAD with these credentials shows that the reference still means it.
+  a HEAD with these credentials shows that the reference still means this manifest.
 - A stored layer (blob, tar or folder) is shared only with a manifest that names both its blob and
   its diff id, and only if that blob was decoded to that diff id on this node. Any other pair of
   digests is downloaded and verified.
