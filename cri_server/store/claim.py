@@ -12,9 +12,9 @@ such a pair: it would find only half of each pod, and remove the pods as unfinis
 
 Both server.json files also have the format of the pods (`FORMAT`) and the version of the server
 that wrote the file. A server refuses pods of a newer format. Servers of formats 1 and 2 do not read
-the key `format`, but refuse pods if the key `root` in the state directory is not their root
-directory. So this version writes a text there (`_REFUSED_BY_EARLIER`), and the path into the key
-`root_folder`.
+the key `format`, but they refuse pods if the key `root` in the state directory's file is not their
+root directory. So that they refuse, this version writes the text `_REFUSED_BY_EARLIER` into `root`,
+and the path into `root_folder`.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ _REFUSED_BY_EARLIER = f"a later version of pyrunc-cri (pod format {FORMAT})"
 
 
 class ServerFile(RecordFile):
-    """The file `server.json`, of which the two paths are valid for one boot only.
+    """The file `server.json`. Its two paths are valid during one boot only.
 
-    - `boot_id`: the id of that boot.
+    - `boot_id`: the id of this boot.
     - `state`: the path of the state directory; only in the root directory's file.
     - `root_folder`: the path of the root directory; only in the state directory's file.
     - `root`: the key that earlier versions read in place of `root_folder`. They refuse to start
@@ -72,13 +72,13 @@ class ServerFile(RecordFile):
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
     """Create and lock the two directories for the `with` block; yield their paths. The state
-    directory is `state`. If `state` is the default, it is EARLIER_STATE instead while pods of
-    `root` from this boot are there.
+    directory is `state`; but if `state` is the default, and pods of `root` from this boot are in
+    EARLIER_STATE, it is EARLIER_STATE.
 
-    Raises WrongState if another server uses one of the directories, if pods of this boot belong to
-    one of them together with a third directory, or if a newer version has written the pods. Raises
-    ResourceExhausted on a full disk, KernelError if a directory or a lock file cannot be made for
-    another reason.
+    Raises WrongState if another server uses one of the directories, if pods of this boot have their
+    files in one of them and in a third directory, or if a newer version has written the pods.
+    Raises ResourceExhausted on a full disk, KernelError if a directory or a lock file cannot be
+    made for another reason.
     """
     with contextlib.ExitStack() as stack:
         _make(root, 0o700)
@@ -118,8 +118,8 @@ def _choose_state(root: Path, configured: Path) -> Path:
 
 
 def _earlier_state(root: Path) -> Path | None:
-    """Return the default state directory of early versions, which wrote no server.json, if
-    sandboxes of this root are in it; else None."""
+    """Return EARLIER_STATE if sandboxes of this root are in it; else None. Early versions used this
+    directory, and wrote no server.json."""
     sandboxes = set(entries(EARLIER_STATE / "sandboxes"))
     return EARLIER_STATE if sandboxes.intersection(disk.records_in(root / "sandboxes")) else None
 
@@ -200,8 +200,8 @@ def _locked(folder: Path) -> Iterator[None]:
     with closing_fd(descriptor):
         os.fchmod(descriptor, 0o600)  # earlier versions made it 0644
         try:
-            # Not a lock of fcntl(2): that one goes when the process closes any descriptor of the
-            # file.
+            # Not a lock of fcntl(2): the kernel drops such a lock when the process closes any
+            # descriptor of the file.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise WrongState(f"another server uses {folder}") from None

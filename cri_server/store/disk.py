@@ -1,10 +1,10 @@
 """Writes and deletes the records and folders of pods and containers, in threads, because a disk may
 be slow or full.
 
-Before a call that creates or changes an object is answered, its record is synced (fsync of file and
-folder). So after a power cut earlier pods are listed as stopped, with their logs and attempts, and
-their network plugins' resources are released. A removal is not synced. If a removed record
-reappears after a power cut, its object is listed as stopped and kubelet removes it again.
+A call that creates or changes an object is answered only after the object's record is synced (fsync
+of file and folder). So after a power cut earlier pods are listed as stopped, with their logs and
+attempts, and their network plugins' resources are released. A removal is not synced. If a removed
+record reappears after a power cut, its object is listed as stopped and kubelet removes it again.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
     Raises the errors of `save_sandbox`.
 
     Makes an empty file, without waiting for a disk. A power cut removes this file, but also stops
-    all pods. Writes the record instead if the file cannot be made, because the sandbox is of an
-    earlier boot or the tmpfs is full.
+    all pods. If the file cannot be made (the sandbox is of an earlier boot, or the tmpfs is full),
+    writes the record instead.
     """
     try:
         paths.sandbox_stopped(sandbox.id).touch(mode=0o600)
@@ -65,9 +65,9 @@ async def save_container(paths: Paths, container: Container) -> None:
 
 
 def read_sandbox(path: Path, paths: Paths) -> Sandbox:
-    """Return the sandbox of the record at `path`. The sandbox is `stopped` also if only the empty
-    file of `save_stopped` says so. Raises NotFound without a record, DamagedRecord for an invalid
-    or newer record, OSError for one that cannot be read."""
+    """Return the sandbox of the record at `path`. The sandbox is `stopped` if the record says so,
+    or if the empty file of `save_stopped` exists. Raises NotFound without a record, DamagedRecord
+    for an invalid or newer record, OSError for one that cannot be read."""
     sandbox = Sandbox.from_record(SandboxRecord.of(atomic_file.read_json(str(path)), DamagedRecord))
     if paths.sandbox_stopped(sandbox.id).exists():
         sandbox.phase = "stopped"
@@ -96,7 +96,8 @@ async def _save(
         content = subject.to_record().to_fields()
 
         def write() -> None:
-            # A new record's call is not answered yet: recovery may drop it if it is not whole.
+            # The call that makes a new record is not answered yet, so recovery may drop the record
+            # if it is not whole.
             is_new = not path.exists()
             atomic_file.write_json(
                 str(path), content, version=version, durable=True, named=named, named_first=is_new
@@ -143,7 +144,7 @@ async def _remove(
 
 async def write_in_thread(work: Callable[[], object], path: Path) -> None:
     """Run `work` in a thread, and wait for its end even when cancelled. Converts an OSError to
-    ResourceExhausted or KernelError, with `path` unless the error names a file."""
+    ResourceExhausted or KernelError; the message names the error's file, or else `path`."""
     with disk_errors("write", str(path)):
         await finish_in_thread(work)
 

@@ -2,9 +2,10 @@
 and mounts an overlay, as the first pod would.
 
 The state directory must hold a socket. The root directory must hold an overlay's upper layer, with
-whiteouts and opaque directories; another overlay, or a file system without xattrs, cannot. The file
-system must also report the type of directory entries (d_type). Without d_type overlayfs can be
-mounted, but shows deleted files (overlayfs.rst, "upper fs needs to support d_type").
+whiteouts and opaque directories. It cannot do so if it is on another overlay or on a file system
+without xattrs. The file system must also report the type of directory entries (d_type). Without
+d_type overlayfs can be mounted, but shows deleted files (overlayfs.rst, "upper fs needs to support
+d_type").
 
 nodev, nosuid and noexec do no harm, because each overlay is a separate mount with its own flags.
 With noexec only the CNI plugins in the root directory cannot be executed.

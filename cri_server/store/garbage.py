@@ -5,8 +5,8 @@ The server's start and each removal delete their own leftovers. So garbage comes
 failing disk, a power cut or an older version.
 
 The files of a running operation are safe. The collector lists the names that no record refers to,
-and waits for a moment without operations. It then removes those of the listed names to which there
-is still no reference. Later operations use new names.
+and waits for a moment without operations. It then removes the listed names that no record refers to
+by then. Later operations use new names.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _GarbageCollector:
     async def _remove(
         self, kind: str, name: str, why: str, size_bytes: int, remove: Callable[[], Any]
     ) -> None:
-        """Remove an object with `remove`, and report it. Only reports in a dry run. A failure is
+        """Remove an object with `remove`, and report it; in a dry run only report it. A failure is
         reported, too, and not raised."""
         if self._dry_run:
             self._report("remove", kind, name, why, size_bytes)
@@ -225,8 +225,8 @@ class _GarbageCollector:
         return unfinished_sandboxes(self._services), unfinished_containers(self._services), odd
 
     async def _idle(self) -> bool:
-        """Wait until no operation runs, for at most `PATIENCE_S`. Return whether there was such a
-        moment."""
+        """Wait for a moment without operations, for at most `PATIENCE_S`. Return whether there was
+        one."""
         end_s = time.monotonic() + PATIENCE_S
         while len(self._services.running) or self._services.pending:
             if time.monotonic() > end_s:
@@ -242,8 +242,8 @@ class _GarbageCollector:
         still: Callable[[Services], list[str]],
         drop: Callable[[Services, str], Any],
     ) -> None:
-        """Remove the folders of pods or containers that have no record now and had none in
-        `listed`. Without `idle` only report them.
+        """Remove the folders of pods or containers whose ids are in `listed` and still have no
+        record. If not `idle`, only report them.
 
         - `kind`: pod or container.
         - `listed`: the ids without a record before the collector waited.

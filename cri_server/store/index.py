@@ -43,8 +43,7 @@ class ObjectTable(Generic[Object]):
         """Return the object whose id is `reference` or begins with it. None if no or several
         objects match, or if `reference` is empty."""
         exact = self._by_id.get(reference)
-        # Ids have 64 characters: a longer text cannot be a prefix, so the search through all is
-        # spared.
+        # Ids have 64 characters, so a longer text cannot be a prefix, and no search is needed.
         if exact is not None or not reference or len(reference) >= 64:
             return exact
         matches = [item for key, item in self._by_id.items() if key.startswith(reference)]

@@ -28,8 +28,8 @@ from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
-# Record fields that are converted between record and object. The record's field `holder` is the
-# object's `pause`, because other versions of the server read the record by this name.
+# Fields whose type or name differs between record and object. The record has the object's `pause`
+# as `holder`, because other versions of the server read the record by this name.
 _SANDBOX_CONVERTED = ("config", "holder", "selinux")
 _CONTAINER_CONVERTED = ("config", "user", "resources")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -166,8 +166,8 @@ class Container:
     exit: Exit | None = None
     lost: bool = False
     created_in: ProcessIdentity | None = None  # the shim that compiled it
-    has_cgroup: bool = False  # its cgroup exists since then
-    starting: bool = False  # StartContainer then reports an exit, after its own event
+    has_cgroup: bool = False  # its cgroup existed after the compilation
+    starting: bool = False  # while True, StartContainer reports an exit, after its own event
     start_sent: bool = False  # to a shim, which may have started it
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -229,8 +229,8 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return, by name, the fields that a record has in common with its sandbox or container, and
-    with the same type.
+    """Return the fields, by name, that have the same name and type in a record and in its sandbox
+    or container.
 
     - `source`: the record, sandbox or container whose fields are returned.
     - `kind`: the record's class.

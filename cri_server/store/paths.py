@@ -47,9 +47,9 @@ class Paths:
 
     @property
     def earlier_shims(self) -> Path:
-        """Return the folder with a file for each shim of an earlier version that is kept stopped
-        (SIGSTOP), so that its containers' exit codes stay readable (`pod.earlier`). The file is
-        removed when the shim's last container has ended."""
+        """Return the folder that has a file for each shim of an earlier version. These shims are
+        kept stopped (SIGSTOP), so that their containers' exit codes stay readable (`pod.earlier`).
+        A shim's file is removed when its last container has ended."""
         return self.state / "earlier-shims"
 
     @property
@@ -81,7 +81,8 @@ class Paths:
         kubelet limits. On the state directory's tmpfs the files could fill the host's memory and
         /run.
         """
-        # Such a file that counted for no limit was CVE-2020-8557 (kubelet's /etc/hosts of a pod).
+        # In CVE-2020-8557 such a file, a pod's /etc/hosts made by kubelet, counted towards no
+        # limit.
         return self.sandbox_records / sandbox_id
 
     def container_record(self, container_id: str) -> Path:

@@ -1,8 +1,8 @@
 """Deletes folders in the background: moves each away at once, and deletes them one after the other.
 
-A writable layer may have a million files. Neither its removal nor the next start of a pod waits for
-the deletion, whose thread has a low priority. A server deletes the folders that its killed
-predecessor has left.
+A writable layer may have a million files. Neither the call that removes it nor the next start of a
+pod waits for the deletion. The deleting thread has a low priority. A server deletes the folders
+that its killed predecessor has left.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 256
 NICE = 10
 END_S = 5.0  # how long the server's end waits for a deletion
-# Folders that come within this time are deleted by one thread. Calls of the same burst do not wait
-# for the interpreter meanwhile: with 0.1 s, a RemovePodSandbox of eight at once took 1.1 times as
-# long.
+# Folders that come within this time are deleted by one thread, at its end. Meanwhile calls of the
+# same burst do not wait for the interpreter: with 0.1 s, eight concurrent calls of RemovePodSandbox
+# took 1.1 times as long.
 TOGETHER_S = 0.5
 
 
@@ -42,9 +42,9 @@ class Trash:
         self._stuck: set[str] = set()  # names that failed; tried again at the next start
 
     def take(self, path: Path) -> None:
-        """Move `path` to the trash for later deletion; does nothing if it is missing. Deletes
-        `path` at once, which blocks, if it cannot be moved or if `MOST_WAITING` folders are in the
-        trash. Raises OSError."""
+        """Move `path` to the trash for later deletion; does nothing if it is missing. If `path`
+        cannot be moved, or `MOST_WAITING` folders are in the trash, deletes `path` at once, which
+        blocks. Raises OSError."""
         try:
             # The deletion of a small layer took 2.6 of the 4.2 ms of RemoveContainer.
             if len(os.listdir(self._folder)) < MOST_WAITING:
