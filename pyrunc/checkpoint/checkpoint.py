@@ -51,7 +51,8 @@ _FLAGS = {
 
 
 class CriuOptions:
-    """CRIU's options for both checkpoint and restore. The arguments are the command line's options.
+    """The options of CRIU that checkpoint and restore share. The arguments are the command line's
+    options.
 
     `image_path`, `work_path`: absolute paths of folders; an empty `work_path` means the container's
     state folder.

@@ -133,9 +133,9 @@ def _read_varint(content: bytes, offset: int) -> tuple[int, int]:
 class Criu:
     """A `criu swrk` process. A context manager: leaving it closes the socket and reaps the process.
 
-    - `fds`: the descriptors that CRIU inherits for INHERIT_FD, as number in CRIU (from 4) -> our
-      number. The options for folders and STATUS_FD need none: they contain our numbers, and CRIU
-      opens these in our /proc/PID/fd (cr-service.c).
+    - `fds`: number in CRIU (from 4) -> our number, for the descriptors that INHERIT_FD names.
+      Folders and STATUS_FD need no entry: their options contain our numbers, and CRIU opens these
+      in our /proc/PID/fd (cr-service.c).
     - `no_new_privileges`: set no_new_privs for CRIU and each process it restores
     """
 
@@ -232,8 +232,9 @@ def _spawn_without_new_privileges(
     *,
     file_actions: list[tuple[int, int, int]],
 ) -> int:
-    """Spawn a process with no_new_privs; return its pid. Only a separate thread sets the flag, so
-    that hooks, which other threads spawn, do not inherit it (prctl(2))."""
+    """Spawn a process with no_new_privs; return its pid. A separate thread sets the flag for itself
+    and spawns the process, so hooks, which other threads spawn, do not inherit the flag
+    (prctl(2))."""
     from threading import Thread
 
     pids: list[int] = []
@@ -260,7 +261,7 @@ def _result(answer: Mapping[int, int | bytes]) -> int:
     """Return the restored process's pid from CRIU's response, 0 for a dump. If CRIU failed, raise
     PeerError with the errno's text.
 
-    The response's own message is ignored, because it is the first error of CRIU's log, which is
+    The response's own message is ignored: it is the first error of CRIU's log, and that error is
     often harmless.
     """
     if not answer.get(_RESP_SUCCESS):

@@ -4,9 +4,9 @@ The root of a restored container gets this mode, because CRIU opens the root aga
 file and refuses a mode that differs from the dump. The mode may differ: if an image has no entry
 for its root, some engines choose 0755 and others 0555.
 
-A CRIU image begins with two magic numbers, one of all images and one of its kind. Then each entry
-is its length and a protobuf message. All numbers have 32 bits, little-endian. Source: CRIU's
-images/fdinfo.proto, images/regfile.proto and include/magic.h.
+A CRIU image begins with two magic numbers: one that all images share, and one for its kind. Each
+entry after them is a length and a protobuf message. All numbers have 32 bits, little-endian.
+Source: CRIU's images/fdinfo.proto, images/regfile.proto and include/magic.h.
 """
 
 from __future__ import annotations

@@ -250,7 +250,7 @@ def _make_mount_point(root: int, place: str, is_file: bool) -> None:
 
 
 def _inherited_numbers(descriptors: NamedDescriptors) -> dict[int, int]:
-    """Map CRIU's number of each inherited descriptor to ours, in the order of `descriptors`."""
+    """Return number in CRIU -> our number for each of `descriptors`, in their order."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 
