@@ -35,7 +35,7 @@ V1_ONLY_MEMORY = ("kernel", "kernelTCP", "swappiness", "disableOOMKiller", "useH
 
 class CgroupSetting(Value):
     """The `content` to write to the cgroup's file `file`. `dispensable`: a missing file is no
-    error, because without it the kernel has nothing to limit."""
+    error, for example because the content means "no limit"."""
 
     file: str
     content: str
@@ -74,8 +74,8 @@ def warnings(resources: Mapping[str, Any]) -> list[str]:
 
 
 def weight(shares: int) -> int:
-    """Convert cpu.shares (2..262144) to cpu.weight (1..10000): a quadratic through 2 -> 1, 1024
-    -> 100, 262144 -> 10000 in log2."""
+    """Convert cpu.shares (2..262144) to cpu.weight (1..10000). The logarithm of the weight is a
+    quadratic function of log2(shares) through 2 -> 1, 1024 -> 100, 262144 -> 10000."""
     if shares <= 2:
         return 1
     if shares >= 262144:
@@ -94,8 +94,8 @@ def swap_max(memory: Mapping[str, Any]) -> int | None:
     """Return the value of memory.swap.max in bytes from OCI's `limit` and `swap`, where `swap` is
     the sum of memory and swap. -1 means unlimited, None leaves the file unchanged.
 
-    Raises InvalidSpec for a `swap` other than -1 that is below `limit`, or that has no `limit`
-    beside it.
+    Raises InvalidSpec if `swap` is below `limit` or comes without a `limit`. A `swap` of -1 is
+    always valid.
     """
     limit, swap = int(memory.get("limit") or 0), int(memory.get("swap") or 0)
     # As in runc, for callers that know v1: memory without a limit lifts the limit of swap as well.

@@ -399,8 +399,8 @@ class Cgroup:
             return self._contains(pid) and send_signal(process, number)
 
     def _contains(self, pid: int) -> bool:
-        """Return whether the process, or in a threaded group a thread of it, is in the group or
-        below."""
+        """Return whether the process is in the group or below. In a threaded group, one thread of
+        the process suffices."""
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
         except OSError:

@@ -86,13 +86,13 @@ def start(
 
 def reach(group: Cgroup) -> None:
     """Make sure that this process can clone children into the group. If it may not move processes
-    there, systemd moves this process into a new scope, which ends with it. Raises PeerError,
-    DeadlineExceeded, Unsupported.
+    there, systemd moves this process into a new scope, which ends when the process ends. Raises
+    PeerError, DeadlineExceeded, Unsupported.
 
     A process may be moved only by a process that may write to a common ancestor of the old and the
-    new group (cgroup-v2.rst, "Delegation Containment"). For a login session and a group of the
-    user's systemd this ancestor belongs to root. So this process asks the user's systemd to move
-    it.
+    new group (cgroup-v2.rst, "Delegation Containment"). For a move from a login session to a group
+    of the user's systemd, this ancestor belongs to root. So this process asks the user's systemd to
+    move it.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return
