@@ -176,8 +176,8 @@ def _create(state: State, bundle: Bundle, create_options: CreateOptions) -> Cont
 
 def _may_have_cgroup(container_id: str, spec: Spec, driver: str) -> bool:
     """Return whether the container gets its own cgroup. False if the runtime may not make cgroups,
-    as is usual for root of a user namespace. Raises InvalidSpec if the specification then has a
-    cgroup path or limits."""
+    as is usual for root of a user namespace. In that case a cgroup path or limits in the
+    specification raise InvalidSpec."""
     from pyrunc.cgroups.naming import place
 
     group = place(spec.linux.cgroups_path, container_id, driver)
@@ -230,7 +230,7 @@ def _expected_cgroup(
 
 
 def create_request(state: State, bundle: Bundle, create_options: CreateOptions) -> CreateRequest:
-    """Build `create`'s request for the bundle."""
+    """Build the request with which `create` makes the bundle's container."""
     from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.requests import CgroupChoice
     from pyrunc.compile.rootfs_probe import keeps_groups
@@ -259,9 +259,9 @@ def create_request(state: State, bundle: Bundle, create_options: CreateOptions) 
 
 
 def _with_sockets(spec: Spec, count: int) -> Spec:
-    """Return the specification with LISTEN_FDS for `count` descriptors of systemd's socket
-    activation (sd_listen_fds(3)) and LISTEN_PID=1, the pid of the container's process in the
-    container."""
+    """Return the specification with the variables of systemd's socket activation
+    (sd_listen_fds(3)): LISTEN_FDS is `count`, LISTEN_PID is 1, the pid of the container's process
+    in the container."""
     if not count or spec.process is None:
         return spec
     # sd_listen_fds(3) ignores the descriptors unless LISTEN_PID is the reader's own pid.

@@ -51,10 +51,10 @@ CLAIMED = S_ISVTX | 0o700
 
 def default_root() -> str:
     """Return `/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Root of a user namespace
-    counts as another user, unless $USER is root.
+    counts as an ordinary user, unless $USER is root.
 
-    If XDG_RUNTIME_DIR is not set, root of a user namespace gets `/run/pyrunc`, too; any other user
-    than uid 0 gets InvalidArgument.
+    If XDG_RUNTIME_DIR is not set, root of a user namespace also gets `/run/pyrunc`; a user with
+    another uid than 0 gets InvalidArgument.
     """
     root = os.geteuid() == 0
     # As in runc (shouldHonorXDGRuntimeDir). podman passes its environment to create and two

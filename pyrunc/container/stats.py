@@ -188,7 +188,7 @@ def _pressure(stats: Stats, name: str) -> dict[str, Any]:
 
 def _allowed(pid: int) -> dict[str, list[int]]:
     """Return the numbers of the processors (`cpus`) and memory nodes (`mems`) on which the
-    container's init may run, from /proc/PID/status, which needs no cpuset controller."""
+    container's init may run. Reads /proc/PID/status, so no cpuset controller is needed."""
     try:
         fields = status_fields(pid)
     except OSError:  # it ended in between

@@ -26,7 +26,7 @@ def update(
     state: State, resources: dict[str, Any], missing_controllers: str = "error"
 ) -> list[str]:
     """Write OCI `linux.resources` (all but `devices`) to the container's cgroup and to the stored
-    configuration. Returns warnings. `missing_controllers` is that of `Cgroup.apply`.
+    configuration. Returns warnings. `missing_controllers`: see `Cgroup.apply`.
 
     Raises WrongState (the container is stopped or not created yet, or has no cgroup), InvalidSpec,
     InvalidArgument for a value that the kernel refuses, Unsupported, KernelError.
