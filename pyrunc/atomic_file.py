@@ -1,5 +1,5 @@
-"""Writes files that survive a crash: whole under a temporary name, then renamed. JSON files have a
-version.
+"""Writes files that survive a crash: a file is written under a temporary name and then renamed.
+JSON files have a version.
 
 A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and
 processes may write the same file: each write has its own temporary name.

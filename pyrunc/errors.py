@@ -159,7 +159,7 @@ class Unsupported(Error):
 
 
 class PeerError(Error):
-    """A registry, a CNI plugin, a command or another process broke its contract."""
+    """A registry, a CNI plugin, a command or another process has failed or given a wrong answer."""
 
     kind = "peer"
 
@@ -207,7 +207,7 @@ _BY_KIND: dict[str, type[Error]] = {
 
 
 def error_of(fields: ErrorFields) -> Error:
-    """Return the error of a JSON object that `to_fields` made. An unknown kind becomes a plain
+    """Convert the result of `to_fields` back to an error. An unknown kind becomes a plain
     `Error`."""
     kind, message = str(fields.get("kind", "")), str(fields.get("message", ""))
     if kind == InvalidSpec.kind:

@@ -1,5 +1,5 @@
-"""Base classes of the messages between our processes and of the JSON files that they write. Each
-message and file has one class, with which both ends write and read it.
+"""Base classes of the messages between pyrunc's processes and of pyrunc's JSON files. Each message
+and each file has one class, which the writer and the reader share.
 
 A message or file is a JSON object with the fields of its class. The other end may be older or
 newer: unknown fields are ignored, and a field that an older version lacks has a default. A field's
