@@ -1,5 +1,5 @@
-"""Checks values of a configuration beyond their types, such as the forms of addresses and paths,
-without reading files.
+"""Checks what the types of a configuration leave open, such as the forms of addresses and paths.
+Reads no files.
 
 Each check yields all its errors as InvalidSpec with the path `table.key`.
 """

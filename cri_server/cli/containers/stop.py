@@ -63,8 +63,8 @@ def _labels(client: Client, container: api.Container) -> Mapping[str, str]:
 
 
 def names_argument(*, only_pods: bool) -> Callable[[Any], Any]:
-    """Return a click decorator for the argument `names` of the verbs that stop or remove.
-    `only_pods`: names of containers are not allowed."""
+    """Return a click decorator for the argument `names` of stop, stopp, rm and rmp. `only_pods`:
+    names of containers are not allowed."""
     if only_pods:
         return options.names("POD...", completion.pods, required=False)
     return options.names("POD|CONTAINER...", completion.both, required=False)
@@ -121,8 +121,8 @@ class Choice:
         """Call `act` for each chosen pod or container and print its name. Asks the user for
         confirmation before it acts on a pod or container of kubelet.
 
-        `kills`: also ask before acting on a pod with running containers or on a running container,
-        if the user has named it. Raises Error, click.UsageError."""
+        `kills`: also ask if the user has named a running container, or a pod with running
+        containers. Raises Error, click.UsageError."""
         if bool(self.names) == (self.all_pods or bool(self.labels)):
             raise click.UsageError(f"needs either names to {verb}, or --all or --label")
         with Client(address) as client:

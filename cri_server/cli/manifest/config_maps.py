@@ -32,8 +32,8 @@ Strict = TypeVar("Strict", bound=msgspec.Struct)
 
 
 class _Object(msgspec.Struct, rename="camel", forbid_unknown_fields=True):
-    """The base of the JSON objects in a Pod that refer to ConfigMaps, Secrets and fields. Rejects
-    unknown keys."""
+    """The base of the JSON objects in a Pod that refer to ConfigMaps, Secrets and fields of the
+    pod. Rejects unknown keys."""
 
 
 class SourceRef(_Object):

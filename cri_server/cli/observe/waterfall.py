@@ -47,8 +47,8 @@ class TimelineCall(Record):
 
 def lines(call: TimelineCall, first_ns: int, width: int = 0) -> list[str]:
     """Return the lines of a call and its steps. `first_ns`: when the first call of the list began,
-    in nanoseconds since 1970. `width`: the terminal's columns, to which names of steps are
-    shortened; 0 means no limit."""
+    in nanoseconds since 1970. `width`: the terminal's columns; a step's name is shortened if its
+    line is longer. 0 means no limit."""
     since_s = (call.started_at_ns - first_ns) / 1e9
     error = f": {call.error}" if call.error else ""
     # Steps may continue after the end of a call that was cancelled.

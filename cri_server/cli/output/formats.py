@@ -101,8 +101,8 @@ class OutputOptions:
         return table([c.title for c in columns] if self.headers else None, rows)
 
     def _view(self, listing: Listing[Item], item: Item) -> dict[str, Any]:
-        """Return the object that a template is applied to: an item's JSON, and its cells by column
-        title (`{{.POD}}`)."""
+        """Return the object for a template: the fields of an item's JSON, and the cells of the
+        item's table row under their column titles (`{{.POD}}`)."""
         cells = {c.title.replace(" ", ""): c.of(item) for c in listing.columns}
         document = listing.document(item)
         return {
