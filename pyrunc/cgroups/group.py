@@ -254,8 +254,8 @@ class Cgroup:
         from pyrunc.cgroups import limits
 
         warnings = limits.write(self.directory, resources, missing_controllers)
-        # The placeholder process is the one process that the limit allows, and the clone of the
-        # container's would fail (EAGAIN).
+        # With a limit of 1, only the placeholder process would be allowed, and the clone of the
+        # container's process would fail (EAGAIN).
         if self._placeholder and (cgroup.read(self.directory, "pids.max") or "").strip() == "1":
             cgroup.write(self.directory, "pids.max", "2")
             self._pids_max_due = True

@@ -13,7 +13,7 @@ def main() -> int:
     code = run(sys.argv[1:])
     try:
         if sys.stdout is not None:
-            # Here, where a full disk or a closed pipe still becomes the exit code.
+            # Flushed here, so that a full disk or a closed pipe still changes the exit code.
             sys.stdout.flush()
     except OSError:
         os._exit(code or 1)

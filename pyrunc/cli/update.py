@@ -60,7 +60,6 @@ def _read(path: str) -> dict[str, Any]:
         resources = jsontext.loads(text)
     except ValueError as error:
         raise InvalidArgument(f"--resources {path}: not JSON: {error}") from None
-    # Checked like a bundle's: the file is the caller's, and a null among the rules was an internal
-    # error once.
+    # Checked like a bundle's resources: a null in the caller's file caused an internal error once.
     limits: dict[str, Any] = shaped(resources, RESOURCES, "linux.resources")
     return limits

@@ -148,8 +148,8 @@ def make(
                 created = (create_process or _create)(state, bundle, create_options)
                 undo.push("container", _unmake, state, created)
                 group = created.cgroup
-                # Before `after`, which may start the command: a kill there leaves a container with
-                # a process that every command can find.
+                # Saved before `after`, which may start the command: if the runtime is killed there,
+                # every command still finds the container's process.
                 state.save(cgroup=group.record() if group is not None else None, complete=True)
                 after(state, created)
             undo.commit()
