@@ -1,7 +1,7 @@
 """Calls a network's IPAM plugin: the built-in host-local as a function, any other as an executable
 (CNI's delegation).
 
-An executable `host-local` in CNI_PATH that is not pyrunc's is used instead of the built-in plugin.
+If CNI_PATH has an executable `host-local` that is not pyrunc's, it replaces the built-in plugin.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def run(command: str, call: CniCall, config: PluginConfig) -> None:
     kind = plugin_of(config)
     if not kind:
         return
-    # The bridge plugin undoes a failed ADD: its call has another command.
+    # To undo a failed ADD, the bridge plugin runs DEL with the call of that ADD.
     call = replace(call, command=command)
     if program := _program(kind, call):
         _run(program, call, config)

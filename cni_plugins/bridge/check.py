@@ -88,7 +88,7 @@ def _check_pod_link(
         (i.mac for i in previous.interfaces if i.name == call.ifname and i.sandbox == call.netns),
         "",
     )
-    # A result of another program may spell it in upper case or with dashes.
+    # Another program may spell the MAC address in upper case or with dashes.
     mac = mac.lower().replace("-", ":")
     _require(
         not mac or link.mac == mac,

@@ -101,8 +101,8 @@ def status(call: CniCall, config: PluginConfig) -> None:
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:
-    """Run GC: remove the links, masquerades and addresses of attachments to this network that the
-    runtime no longer lists as valid."""
+    """Run GC: remove links, masquerade elements and addresses of stale attachments to this network.
+    An attachment is stale if the runtime does not list it as valid."""
     from cni_plugins.net.inventory import links as all_links
 
     stale = host_rules.stale_tags(config)

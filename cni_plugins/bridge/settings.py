@@ -52,7 +52,8 @@ def parse(config: PluginConfig, call: CniCall) -> BridgeSettings:
     - INVALID_CONFIG for any other invalid option
     """
     raw = config.raw
-    # These separate pods from each other: a network without them would look as if it had them.
+    # These options separate pods from each other. If they were ignored, the network would only seem
+    # to separate its pods.
     for key in _UNSUPPORTED:
         if raw.get(key):
             raise CniError(UNSUPPORTED_FIELD, f"{key}: not supported by this bridge plugin")

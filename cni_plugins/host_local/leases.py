@@ -115,7 +115,7 @@ class NetworkLeases:
         scope: str = "",
     ) -> list[Lease]:
         """Lease one address of each set for `owner` (`container id/interface`). If one set has no
-        address to lease, lease none.
+        free address, lease no address at all.
 
         - `link`: the host interface that must be gone before the addresses are reused
         - `scope`: the runtime whose `collect` may release the addresses
@@ -123,7 +123,7 @@ class NetworkLeases:
         Raises CniError:
 
         - NO_ADDRESS_LEFT if a set is exhausted
-        - TRY_AGAIN_LATER if the previous veth of an address still exists
+        - TRY_AGAIN_LATER if the veth of an address's last pod still exists
         - IO_FAILURE if `owner` already has addresses, or a requested address is leased or is a
           gateway
         """
@@ -156,8 +156,8 @@ class NetworkLeases:
         return addresses
 
     def addresses_of(self, owner: str) -> list[str]:
-        """Return the addresses in the file of `owner`; an empty list if no such file of this boot
-        exists."""
+        """Return the addresses in the file of `owner`; an empty list if the file does not exist, or
+        is of an earlier boot."""
         record = self._record(_owner_path(owner), OwnerRecord)
         return [*record.addresses] if record and record.boot == self._boot else []
 
@@ -171,7 +171,7 @@ class NetworkLeases:
 
     def collect(self, valid: Callable[[str], bool], *, scope: str = "") -> list[str]:
         """Release the leases of previous boots, and the leases of owners for which `valid` returns
-        False. Return the owners whose files were removed. A damaged file is returned by its name.
+        False. Return the owners whose files were removed; for a damaged file, the file's name.
 
         `scope`: the name of the calling runtime. This boot's leases of other runtimes on the same
         network are kept. Empty: the leases of all runtimes may be released."""
@@ -242,7 +242,7 @@ class NetworkLeases:
     def _next_free(self, index: int, each: RangeSet) -> Lease:
         """Return the next free address of range set number `index`, round robin. Raises CniError
         NO_ADDRESS_LEFT if every address is leased, TRY_AGAIN_LATER if each free address still has
-        its previous veth."""
+        the veth of its last pod."""
         leased: set[str] | None = None
         leaving: Lease | None = None
         for probe, (address, address_range) in enumerate(each.after(self._last(index))):
@@ -277,8 +277,8 @@ class NetworkLeases:
         return True
 
     def _wait_for_link(self, name: str) -> None:
-        """Wait until the kernel has removed the previous veth of address `name`. Raises CniError
-        TRY_AGAIN_LATER after 1 s."""
+        """Wait until the kernel has removed the veth of the last pod with the address `name`.
+        Raises CniError TRY_AGAIN_LATER after 1 s."""
         deadline = time.monotonic() + _LINK_TIMEOUT_S
         while self._exists(f"leaving/{name}") and not self._is_link_gone(name):
             if time.monotonic() > deadline:

@@ -39,7 +39,8 @@ class HostLocalSettings:
 
 def parse(config: PluginConfig, call: CniCall) -> HostLocalSettings:
     """Parse the options. Raises CniError INVALID_ENVIRONMENT for a requested address that is no IP
-    address, INVALID_CONFIG for an invalid option or for requests that do not fit the range sets."""
+    address, INVALID_CONFIG for an invalid option or requested addresses that do not fit the range
+    sets."""
     ipam = config.raw.get("ipam")
     if not isinstance(ipam, dict):
         raise CniError(INVALID_CONFIG, "ipam: missing or not an object")

@@ -198,10 +198,10 @@ def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
     """Add elements in one transaction. Creates the table and the chains of `subnets` if they are
     missing.
 
-    Replaces an existing masquerade of the same address, because the address has a new lease.
-    Raises:
+    Replaces an existing masquerade element of the same address, because the address has a new
+    lease. Raises:
 
-    - AlreadyExists, with the owner of a port that is taken
+    - AlreadyExists if a host port is taken; the message names the owner
     - KernelError
     - PeerError if nft failed
     - Unsupported without nft

@@ -1,9 +1,10 @@
 """Builds rtnetlink requests for links, addresses and routes, and decodes the answers (rtnetlink(7);
 include/uapi/linux/{if_link,rtnetlink,if_addr}.h). Covers only what the plugins need.
 
-One RTM_NEWLINK creates both ends of a veth: the host end as a port of the bridge and up, the other
-end in the pod's namespace under its final name. Moving a link between namespaces would wait for an
-RCU grace period under the rtnl lock (measured: 20 ms instead of 0.4 ms).
+One RTM_NEWLINK creates both ends of a veth in their final state: the host end is up and is a port
+of the bridge, the other end is in the pod's namespace and has its final name. To move a link to
+another namespace later would wait for an RCU grace period under the rtnl lock (measured: 20 ms
+instead of 0.4 ms).
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def set_link(
 ) -> NetlinkRequest:
     """Build the request that changes the link with this `index` or `name`.
 
-    - `flags`, `change`: set the bits of `flags` that are in `change`
+    - `flags`, `change`: of the flags in `change`, set those in `flags` and clear the others
     - `alias`: empty to leave the alias unchanged
     - `hairpin`, `isolated`: for a bridge's port; None to leave them unchanged
     """

@@ -54,8 +54,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: remove the nftables elements whose comment is the attachment's tag.
 
-    With a scope, but without port mappings, does not search for elements. pyrunc's server, which
-    sets the scope, passes ADD's port mappings to DEL too: without them the pod has no elements."""
+    A call with a scope but without port mappings does nothing: pyrunc's server, which sets the
+    scope, passes ADD's port mappings to DEL, too, so a pod without them has no elements."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.all_elements(host_rules.PORT_SETS, host_rules.tag_of(call, config))
@@ -84,8 +84,8 @@ def status(call: CniCall, config: PluginConfig) -> None:
 
 
 def collect(call: CniCall, config: PluginConfig) -> None:
-    """Run GC: remove the ports of attachments to this network that the runtime no longer lists as
-    valid."""
+    """Run GC: remove the host ports of stale attachments to this network. An attachment is stale if
+    the runtime does not list it as valid."""
     is_stale = host_rules.stale_tags(config)
     stale = [e for e in host_rules.all_elements(host_rules.PORT_SETS) if is_stale(e.comment)]
     host_rules.remove_elements(stale)

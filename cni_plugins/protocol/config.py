@@ -28,7 +28,7 @@ _OTHER_ATTACHMENTS = "cni.dev/attachments"
 class PluginConfig:
     """A plugin's input.
 
-    - `kind`: the key `type`
+    - `kind`: the value of the key `type`
     - `raw`: the whole JSON object
     - `previous`: the result of an earlier plugin that ran in this process, or None. It replaces
       `prevResult` in `raw`.

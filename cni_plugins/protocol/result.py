@@ -473,7 +473,7 @@ def _number(value: object, where: str, limit: int) -> int | None:
 
 
 def _excerpt(value: object) -> str:
-    """Return the beginning of a wrong value for an error message; a text in quotes."""
+    """Return the beginning of a wrong value, for an error message. Strings are quoted."""
     return repr(value[:60]) if isinstance(value, str) else str(value)[:60]
 
 
