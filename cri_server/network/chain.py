@@ -1,6 +1,6 @@
-"""Runs a network's plugins in order. pyrunc's own plugins run in worker processes: several
-consecutive ones are run by one request to a worker. An executable in `bin_dir` takes precedence
-over pyrunc's plugin of the same name.
+"""Runs a network's plugins in order. pyrunc's own plugins run in worker processes: one request to a
+worker runs several consecutive plugins. An executable in `bin_dir` takes precedence over pyrunc's
+plugin of the same name.
 
 A foreign plugin may execute other plugins in CNI_PATH (flannel executes `bridge` and `host-local`).
 The last folder of CNI_PATH holds pyrunc's plugins as executables; they are written before the first
@@ -75,8 +75,8 @@ _REFUSALS: dict[int, type[Error]] = {
 }
 """CNI error code that only pyrunc's plugins use -> error that the server raises."""
 _HOUSEKEEPING_TIMEOUT_S = 30.0
-"""For requests during which no pod can be attached; an emulated node needed more than ten seconds
-for its first pods."""
+"""The time limit of GC, of restoring rules and of writing pyrunc's plugins, while pods wait to be
+attached. An emulated node needed more than ten seconds for its first pods."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +274,7 @@ class PluginRunner:
             step = self._step(plugin, value)
             if not step.program:
                 # GC and STATUS exist since 1.1.0, and pyrunc's plugins refuse them in an older
-                # configuration. A node with such a one must get rid of leftovers too.
+                # configuration. A node with an older one must get rid of leftovers, too.
                 step.input["cniVersion"] = version.LATEST
             if newest or not step.program:
                 await self._run_steps(call, [step], network, timeout_s)
@@ -450,8 +450,8 @@ class PluginRunner:
 
 
 def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]]:
-    """Split `steps` into runs of consecutive plugins that all are pyrunc's own, or all foreign.
-    Yield for each run whether its plugins are pyrunc's own, and its steps."""
+    """Split `steps` into groups of consecutive plugins, each either all pyrunc's own or all
+    foreign. Yield (whether the plugins are pyrunc's own, steps) for each group."""
     for builtin, group in groupby(steps, key=lambda step: not step.program):
         yield builtin, list(group)
 

@@ -106,7 +106,7 @@ class Configuration:
         return self._fallback(tuple(skipped))
 
     def _parse(self, path: str, content: bytes, skipped: tuple[str, ...]) -> ConfiguredNetwork:
-        """Parse `content`, the content of the file at `path`. An error is returned as the result's
+        """Parse `content`, the bytes of the file at `path`. An error is returned as the result's
         `problem`."""
         try:
             value = self._with_more_plugins(decode_object(content, "the file"))

@@ -83,7 +83,7 @@ class NamespaceNames:
 
 def remove(path: str) -> None:
     """Unmount the network namespace that is bound at `path`, and unlink the file. After a reboot
-    only the file is left. Does nothing if there is none. Raises KernelError."""
+    only the file is left. Does nothing if `path` does not exist. Raises KernelError."""
     # In a loop, because mounts may lie on each other. UMOUNT_NOFOLLOW: a link in the folder must
     # not lead to another mount.
     while os.path.lexists(path):

@@ -81,7 +81,7 @@ class NetworkService:
         self._attachments = Attachments(state_dir)
         self._names = NamespaceNames(netns_dir)
         # Two servers may share a network's leases and rules (tests, benchmarks): the scope tells GC
-        # whose pod each one is.
+        # to which server a pod belongs.
         scope = hashlib.sha256(os.path.abspath(state_dir).encode()).hexdigest()[:8]
         own = os.path.join(os.path.abspath(state_dir), "bin")
         self._plugins = PluginRunner(jobs, _folders(bin_dir), own, timeout_s, scope)
@@ -272,7 +272,7 @@ class NetworkService:
     def _remove(self, attachment: Attachment) -> None:
         """Remove the namespace's bind mount, then the record. Called after DEL. Raises OSError,
         KernelError."""
-        # The record is last: after a kill in between the attachment is detached again.
+        # The record is removed last: after a kill in between the attachment is detached again.
         name = attachment.netns_path
         remove_name(name if is_name(name) else self._names.path_of(attachment.sandbox_id))
         self._attachments.remove(attachment.sandbox_id)
