@@ -172,8 +172,8 @@ class Multiplexer:
         self._post_last()
 
     def forget(self, stream: MultiplexedStream) -> None:
-        """Drop a stream and free its slot. Further frames of the client on this stream are
-        ignored."""
+        """Drop a stream, so that it no longer counts for the limit of streams. Further frames of
+        the client on this stream are ignored."""
         self._core.forget(stream.stream_id)
         self._streams.pop(stream.stream_id, None)
 

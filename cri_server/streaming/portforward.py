@@ -61,8 +61,8 @@ class ForwardedConnection:
 
 class Dials:
     """Schedules dials. At most `DIALS_LIMIT` dials run at once, at most `POD_DIALS_LIMIT` of them
-    into one pod. The next dial goes into the pod with the fewest running dials; among equal pods
-    the dial that has waited longest is next."""
+    into one pod. The next dial goes into the pod with the fewest running dials. If several pods
+    have equally few, the dial that has waited longest is next."""
 
     def __init__(self) -> None:
         self._running: Counter[str] = Counter()  # by pod

@@ -65,7 +65,7 @@ class StreamingServer:
 
     async def start(self) -> None:
         """Listen. Raises `OSError` if the address cannot be used, and `OSError` or `ValueError` if
-        the certificate or its key cannot."""
+        the certificate or its key cannot be loaded."""
         if self._tls is not None:
             self._tls.context()
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET

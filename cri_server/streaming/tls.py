@@ -1,5 +1,5 @@
-"""Terminates TLS for the streaming server: decrypts a connection into a socket pair, whose other
-end is served like a plain connection.
+"""Terminates TLS for the streaming server: copies a connection's decrypted bytes to one end of a
+socket pair. The server serves the other end like a plain connection.
 
 The certificate is loaded again when its files change, so that a renewal needs no restart.
 """
