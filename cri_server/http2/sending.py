@@ -32,7 +32,8 @@ class Outgoing:
 
 
 class FrameSender:
-    """Collects frames for `take`. `queued_bytes`: data that waits for windows."""
+    """Collects frames for `take`. `queued_bytes`: size of the data that waits for the peer's
+    flow-control windows."""
 
     __slots__ = (
         "_initial_bytes",

@@ -88,8 +88,8 @@ class PluginConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        # `NriObserver._accepted` may have refused it already: asyncio needs a protocol for each
-        # accepted socket.
+        # `NriObserver._accepted` may have closed this object already: asyncio needs a protocol even
+        # for a refused connection.
         if not self.open:
             transport.abort()
 

@@ -183,7 +183,7 @@ class Merge:
 
     def _arguments(self, plugin: str, arguments: list[str]) -> None:
         """Replace the container's process arguments. A plugin may replace another plugin's
-        arguments only if its own begin with an empty word, which is dropped. Raises Conflict."""
+        arguments only if its list begins with an empty word, which is dropped. Raises Conflict."""
         if not arguments:
             return
         if not arguments[0]:

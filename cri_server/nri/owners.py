@@ -1,5 +1,5 @@
-"""Records which plugin set which field of a container; two plugins that set the same field
-conflict.
+"""Records which plugin set which field of a container. Raises Conflict if two plugins set the same
+field.
 
 A plugin may override a field by removing it first. Validators get the result as `OwningPlugins`,
 where a leading `-` marks the plugin that removed an entry.
