@@ -242,8 +242,8 @@ class ShimClient:
         await self._ask(messages.Resize(width, height, container, exec_id), messages.Done)
 
     async def reopen_log(self, container: str) -> None:
-        """Have the shim write the container's log to a new file at the log's path, which exists
-        when this returns."""
+        """Have the shim continue the container's log in a new file at the same path; return when
+        the file exists."""
         await self._ask(messages.ReopenLog(container), messages.Done)
 
     async def state(self) -> messages.PodState:
@@ -363,8 +363,9 @@ class ShimClient:
 async def start_shim(
     zygote: Zygote, folder: str | os.PathLike[str], version: str = "", *, starter: str | None = None
 ) -> tuple[int, ShimClient]:
-    """Fork a shim from the zygote; its socket, shim.json and log are in `folder`. Return the shim's
-    pid and a connection to it. When this connection ends, the shim ends as soon as it has no pods.
+    """Have the zygote fork a shim whose socket, shim.json and log are in `folder`. Return the
+    shim's pid and a connection to it. When this connection ends, the shim ends as soon as it has no
+    pods.
 
     The zygote must have `pyrunc.shim.main` preloaded. The socket is bound before the fork, so that
     a living shim can always be reached.
@@ -425,7 +426,8 @@ async def _connect(sock: socket.socket, address: str) -> None:
 
 
 def _output_of(answer: messages.ExecStarted) -> tuple[bytes, bytes]:
-    """Return the stdout and stderr that the answer has. Raises PeerError."""
+    """Return stdout and stderr from the answer. Raises PeerError if they are missing or
+    malformed."""
     try:
         stdout, stderr = answer.output
         return stdout.encode("latin-1"), stderr.encode("latin-1")

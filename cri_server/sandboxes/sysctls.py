@@ -30,7 +30,7 @@ IPC_PREFIX, NET_PREFIX = "fs.mqueue.", "net."
 
 def check(requested: Mapping[str, str], options: api.NamespaceOption) -> None:
     """Check a pod's sysctls. Raises InvalidArgument for a malformed key or value, for a sysctl that
-    is not namespaced, and for one of a namespace that the pod shares with the host."""
+    is not namespaced, and for a sysctl of a namespace that the pod shares with the host."""
     for key, value in requested.items():
         name = dotted(key)
         if any(part in ("", ".", "..") for part in key.replace("/", ".").split(".")) or "\0" in key:
