@@ -2,8 +2,8 @@
 name `location` by rename(2) when it is complete.
 
 The container is frozen while its processes and its writable layer are captured, so that both have
-the same state, and runs while the archive is packed. A running CRIU is never killed, because it
-executes code inside the container's processes. After a timeout the caller gets an error at once,
+the same state. It runs again while the archive is packed. A running CRIU is never killed, because
+it executes code inside the container's processes. After a timeout the caller gets an error at once,
 and the archive is removed when CRIU has ended.
 """
 

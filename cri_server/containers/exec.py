@@ -1,5 +1,5 @@
-"""ExecSync: runs a command in a running container to its end. Exec also uses `begin`, which starts
-a command with streams."""
+"""ExecSync: runs a command in a running container and waits for its end. The verb Exec also uses
+`begin`, which starts a command with streams."""
 
 from __future__ import annotations
 

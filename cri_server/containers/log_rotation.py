@@ -61,7 +61,7 @@ def move(path: str, max_bytes: int) -> str | None:
     """Rename the log at `path` if it is longer than `max_bytes`.
 
     Return the new name, or None if no rotation is due. Return an empty string if the log is missing
-    but a rotated file exists, because a server was killed during a rotation. Raises OSError.
+    but a rotated file exists (a server was killed during a rotation). Raises OSError.
     """
     try:
         log_stat = os.lstat(path)

@@ -53,8 +53,8 @@ async def load_checkpoint(
     If the references name no manifest, every manifest of the image must have such annotations.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
-    DeadlineExceeded (opening the archive), ResourceExhausted, KernelError; the caller removes the
-    folder.
+    DeadlineExceeded (opening the archive), ResourceExhausted, KernelError. After an error the
+    caller removes the folder.
     """
     root = services.paths.container_root(identifier)
     if reference.startswith("/"):
