@@ -107,8 +107,8 @@ class KeyedLock:
     async def hold(
         self, key: str, waiting: AbstractContextManager[None] = nullcontext()
     ) -> AsyncIterator[None]:
-        """Hold the lock of `key` during the `with` block. `waiting` is entered before the wait for
-        the lock, and left after it; for example, it stops the clock of a timeout."""
+        """Hold the lock of `key` during the `with` block. `waiting`: a context manager that is
+        active during the wait for the lock; for example, it stops the clock of a timeout."""
         lock, users = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = (lock, users + 1)
         try:

@@ -47,7 +47,7 @@ class _Failpoint:
 
 @dataclass(slots=True)
 class Failpoints:
-    """Injects faults into the steps of verbs, by `verb.step`:
+    """Injects faults into the steps of verbs; a step is named `verb.step`:
     `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
 
     The action follows the step's effect, so that there is something to undo: `kill` sends SIGKILL

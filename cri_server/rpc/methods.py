@@ -4,8 +4,8 @@ The handler of a CRI call is the method with the call's name in the service's ob
 request and returns one of:
 
 - the reply: a message, an encoded message as bytes, or None for an empty message;
-- a coroutine with the reply as result, which may also be a `StreamedReply` that need not fit in
-  memory. Only a handler that must wait returns a coroutine, because each coroutine costs a task;
+- a coroutine; its result is the reply, or a `StreamedReply` that need not fit in memory. Only a
+  handler that must wait returns a coroutine, because each coroutine costs a task;
 - an async generator of replies, for a streaming call.
 """
 

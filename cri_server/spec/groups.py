@@ -36,8 +36,8 @@ def path(parent_group: str, identifier: str, driver: str) -> str:
 
 
 def driver_of(name: str) -> str:
-    """Return the cgroup driver (cgroupfs or systemd) to which the form of `name` belongs; `name` is
-    a parent cgroup or a `cgroupsPath`. A pod that was created before the configuration changed may
+    """Return the cgroup driver (cgroupfs or systemd) that the form of `name` implies. `name`: a
+    parent cgroup or a `cgroupsPath`. A pod that was created before the configuration changed may
     have another driver than the server."""
     return "cgroupfs" if name.startswith("/") else "systemd"
 
