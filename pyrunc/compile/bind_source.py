@@ -21,8 +21,8 @@ from pyrunc.records import Record
 
 
 class BindSource(Record):
-    """The source of a bind mount. `path`: its real path, empty if our mount namespace does not have
-    it; `is_our_root`: it is the root directory of our process."""
+    """The source of a bind mount. `path`: the source's real path; empty if our mount namespace does
+    not have the source. `is_our_root`: the source is the root directory of our process."""
 
     path: str
     is_directory: bool

@@ -71,7 +71,7 @@ def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Raise InvalidSpec if a sysctl, hostname, domainname or netDevice would change the host,
-    because the namespace that the container joins for it is the host's."""
+    because the container joins the host's namespace of that kind by path."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:

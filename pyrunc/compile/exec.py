@@ -112,7 +112,8 @@ def merged(spec: Spec, document: dict[str, Any]) -> Process:
     """Parse an OCI process object, and take missing fields from the container's process. Raises
     InvalidSpec.
 
-    The field `terminal` is not taken. The umask is taken if the object's user has none.
+    `terminal` is never taken from the container's process. The umask is taken if the object's user
+    has none.
     """
     process, base = parse_process(document), spec.process
     if base is None:

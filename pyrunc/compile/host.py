@@ -93,8 +93,8 @@ def _read(path: str) -> bytes:
 
 
 def _clones_detached(capabilities: int) -> bool:
-    """Return whether open_tree(2) can clone a detached mount: on Linux 6.15, and on older kernels
-    with a backport, which a probe of 130 us detects. False where we may not make mounts."""
+    """Return whether open_tree(2) can clone a detached mount. Linux 6.15 can; on older kernels a
+    probe of 130 us detects a backport. False where we may not make mounts."""
     major, minor = os.uname().release.split(".")[:2]
     if major.isdigit() and minor.isdigit() and (int(major), int(minor)) >= DETACHED_SINCE:
         return bool(capabilities >> CAP_SYS_ADMIN & 1)

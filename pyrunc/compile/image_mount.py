@@ -1,4 +1,5 @@
-"""Mounts images that are not unpacked: EROFS with an index file whose data is in the layers' tars.
+"""Mounts images without unpacking them: EROFS reads the metadata from an index file, and the data
+from the layers' tars.
 
 From Linux 6.15 on, all containers of an image share one mount and its page cache. The caller mounts
 the image and passes the mount's descriptor; each container gets a clone. Older kernels cannot clone

@@ -172,7 +172,7 @@ def whole_instances() -> tuple[str, ...]:
 
 
 def has_home(env: Sequence[str]) -> bool:
-    """Return whether the last HOME in the environment is not empty."""
+    """Return whether the environment has a HOME, and the last one has a value."""
     last = next((variable for variable in reversed(env) if variable.startswith("HOME=")), "HOME=")
     return last != "HOME="
 
@@ -264,7 +264,7 @@ def keeps_groups(spec: Spec) -> bool:
 
 
 def host_id(container_id: int, mappings: tuple[IdMap, ...]) -> int:
-    """Convert an id of the container to an id of the host; unmapped ids stay."""
+    """Convert an id of the container to an id of the host. An unmapped id is returned unchanged."""
     for entry in mappings:
         if entry.container_id <= container_id < entry.container_id + entry.size:
             return entry.host_id + container_id - entry.container_id

@@ -57,8 +57,8 @@ class Directory(Value):
 
 def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
     """Open the root as the descriptor `root`: a detached mount, which the container's process
-    attaches in its own mount namespace. For a container without a mount namespace, open a directory
-    of the host without a mount."""
+    attaches in its own mount namespace. For a container without a mount namespace, `root` is the
+    host's directory itself, not a mount."""
     rootfs = request.rootfs
     if isinstance(rootfs, Overlay):
         if rootfs.image is not None:
@@ -80,7 +80,7 @@ def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
 
 def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -> int:
     """Mount the overlay and return the detached mount. With a user namespace the lower layers are
-    idmapped, so that files of the host's root belong to the container's root.
+    idmapped, so that files of the host's user root belong to the container's user root.
 
     The upper and work folders are not idmapped and must belong to the user namespace's root.
     overlayfs writes to these folders with the mounter's id; if an id map lacked that id, the mount

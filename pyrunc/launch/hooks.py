@@ -1,9 +1,9 @@
 """Runs hooks, by default in the runtime's namespaces. A hook is an executable that the
 configuration names. It gets the container's state on stdin.
 
-A hook's environment is exactly that of the configuration. Its output goes to files in memory,
-because a daemon that a hook leaves behind would keep a pipe open. The output is reported only when
-the hook fails. Source: runtime-spec config.md, POSIX-platform hooks.
+A hook's environment is exactly that of the configuration. A hook's output goes to files in memory,
+because a daemon that the hook leaves behind would keep a pipe open. The output is reported only
+when the hook fails. Source: runtime-spec config.md, POSIX-platform hooks.
 """
 
 from __future__ import annotations

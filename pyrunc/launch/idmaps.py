@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def write_maps(pid: int, uids: Sequence[IdMap], gids: Sequence[IdMap]) -> None:
-    """Write the maps of the process's new user namespace, which can be written only once
+    """Write the id maps of the process's new user namespace. Each map can be written only once
     (user_namespaces(7)). Raises KernelError."""
     # In one write(2) each: the kernel takes a whole map once, and a second write is EPERM
     # (user_namespaces(7)).

@@ -168,8 +168,8 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
 
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
-    """Emit the open (O_PATH) of the path `low.source` in our copy of the host's mounts; returns the
-    slot. A symbolic link in the path ends the program with ELOOP."""
+    """Emit the open (O_PATH) of the path `low.source` in the container's copy of the host's mounts;
+    return the slot. A symbolic link in the path ends the program with ELOOP."""
     a, opened, swapped = low.a, low.a.label(), low.a.label()
     # O_DIRECTORY makes the kernel mount an automount first.
     flags = f.O_PATH | (low.o_directory if op.directory else 0)
@@ -283,7 +283,8 @@ def _require_same_device(
 
 def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
     """Emit a bind of the host's device `path` over a new file `name` in `folder`, because a user
-    namespace may not use mknod. The path is resolved in our own copy of the host's tree."""
+    namespace may not use mknod. The path is resolved in the container's copy of the host's
+    mounts."""
     a, node = low.a, low.a.slot(4)
     a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
     low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)

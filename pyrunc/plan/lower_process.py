@@ -56,8 +56,8 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
     """Emit the write of `content` to the first existing file of `paths` below /proc. The program
     fails unless /proc is a procfs and nothing is mounted over the file.
 
-    Otherwise the content could go to a file that is not the kernel's. The process would then run
-    without its label, for example (CVE-2019-16884, CVE-2025-52881).
+    Without these checks the content could go to a file that is not the kernel's, and the process
+    would run without its label, for example (CVE-2019-16884, CVE-2025-52881).
     """
     a = low.a
     proc = low.a.slot(4)
@@ -147,10 +147,12 @@ def sync(low: Lowering, op: m.Sync) -> None:
 
 
 def become_root(low: Lowering, op: m.BecomeRoot) -> None:
-    # clone3 left it the ids of the runtime's user, which the maps need not contain.
+    # After clone3 the process still has the ids of the runtime's user, which the id maps need not
+    # contain.
     low.a.sys("setresgid", 0, 0, 0)
     low.a.sys("setresuid", 0, 0, 0)
-    # The change of ids has reset it to fs.suid_dumpable (commit_creds, kernel/cred.c).
+    # The change of ids has reset the dumpable flag to fs.suid_dumpable (commit_creds,
+    # kernel/cred.c).
     macros.forbid_dumps(low.a)
 
 
@@ -285,7 +287,7 @@ def set_ids(low: Lowering, op: m.SetIds) -> None:
         # execve would clear it, too, but the process may run for long before that, waiting for
         # `start`.
         a.sys("prctl", p.PR_SET_KEEPCAPS, 0, 0, 0, 0)
-    # The kernel resets it to fs.suid_dumpable when credentials change.
+    # The kernel resets the dumpable flag to fs.suid_dumpable when credentials change.
     macros.forbid_dumps(low.a)
 
 

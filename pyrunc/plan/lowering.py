@@ -97,8 +97,8 @@ class Lowering:
         """Emit the operations of `lower(self, *arguments)`, from the cache if they are there. They
         are cached at the second call with the same arguments (`LoweringCache.append`).
 
-        `lower` may depend only on its arguments and, in a plan with the descriptor of a root, on
-        the number of this descriptor.
+        The operations may depend only on `arguments` and on the number of the root's descriptor, if
+        the plan has one.
         """
         cache = self._cache
         if cache is None or not cache.append(self.a, lower, arguments):

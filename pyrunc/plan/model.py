@@ -119,7 +119,7 @@ class SendListener(ParentStep):
 
 
 class Prepare(Op):
-    """Name the process, restore the two signals that posix_spawn leaves ignored, and make the
+    """Name the process, reset the signals 32 and 33, which posix_spawn leaves ignored, and make the
     process non-dumpable."""
 
     name: str = "pyrunc:init"
@@ -330,7 +330,7 @@ class Symlink(Op):
 
 
 class PivotRoot(Op):
-    """Make the attached root `/` and detach the old one."""
+    """Turn the attached root into `/` (pivot_root(2)), and detach the old root."""
 
 
 class CoverRoot(Op):
@@ -379,10 +379,10 @@ class MakeFolder(Op):
 
 
 class OpenTerminal(Op):
-    """Open a terminal in the container's devpts: send the master to the parent, and make the slave
-    stdio.
+    """Open a terminal in the container's devpts: send the master to the parent, and use the slave
+    as stdio.
 
-    - `console`: make the slave /dev/console, too
+    - `console`: attach the slave at /dev/console, too
     - `of_host`: use the devpts of the host, for a container without a new mount namespace
     """
 
@@ -610,7 +610,7 @@ class HostFacts(Value):
     """Facts about the machine and the runtime's own process on which a plan depends.
 
     - `capabilities`: bit mask of those that the runtime can pass on to a process
-    - `oom_score_adj`: the runtime's own, which is the minimum for its children unless
+    - `oom_score_adj`: the runtime's own value; its children cannot have a lower one unless
       `lowers_oom_score`
     - `clones_detached`: open_tree(2) can clone a detached mount
     - `pinned`: the runtime's CPU affinity excludes some CPUs
@@ -656,7 +656,7 @@ class RootfsFacts(Value):
 
     Others:
     - `home`: home directory of the process's user, for an environment without HOME
-    - `null_stdio`: which of 0, 1, 2 `ReopenNull` replaces by the container's /dev/null
+    - `null_stdio`: the numbers among 0 to 2 that `ReopenNull` replaces by the container's /dev/null
     - `devices`: path of a device file for `AttachDevice` -> name of its descriptor
     - `instances`: the paths that `CoverRoot` hides; empty for a start without `CoverRoot`
     """

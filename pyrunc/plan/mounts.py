@@ -89,8 +89,8 @@ PROC_FILES = frozenset(
 
 
 class MountOptions:
-    """The options of one mount, sorted into attributes, propagation, data of the filesystem and
-    extensions."""
+    """The options of one mount, sorted into attributes, propagation, data of the filesystem, and
+    extensions (`tmpcopyup`, `idmap`, `ridmap`)."""
 
     __slots__ = (
         "bind",
@@ -166,8 +166,8 @@ def operations(
     if destination == "/":
         raise InvalidSpec(f"{path}.destination", "the root cannot be mounted over")
     if is_remount(mount):
-        # Not ignored, and no new mount: a remount of a tmpfs would otherwise put an empty one on
-        # top.
+        # A change of the existing mount: as a new mount, a remounted tmpfs would be empty and cover
+        # the old one.
         return (_plan_remount(options, destination, path),)
     _refuse_inside_proc(mount, destination, options.bind, path)
     if is_tree(mount):
@@ -349,9 +349,9 @@ def _cgroup_options(options: Data, linux: Linux, host: HostFacts) -> Data:
     """Return a cgroup2 mount's options. Without a new cgroup namespace, add the options of the
     host's mount.
 
-    Without that namespace the container mounts the host's superblock, and the options of its mount
-    replace those of the host's mount (Linux, cgroup_get_tree, apply_cgroup_root_flags). Without the
-    addition, the host would lose `nsdelegate` and `memory_recursiveprot`.
+    Without that namespace the container mounts the host's superblock, and the options of the new
+    mount replace those of the host's mount (Linux, cgroup_get_tree, apply_cgroup_root_flags): the
+    host would lose `nsdelegate` and `memory_recursiveprot`.
     """
     namespace = linux.namespace("cgroup")
     if namespace is not None and not namespace.path:

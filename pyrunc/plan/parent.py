@@ -13,8 +13,8 @@ nothing on the host.
 | listener | has loaded its filter | send the filter's listener to the agent |
 
 The order of the steps at `cloned`: the id maps come first, because no process can act in a user
-namespace without them. The write of state.json comes next, so that `delete` finds the process of a
-create that was killed. The steps that can fail come last.
+namespace without them. The write of state.json comes next: if the runtime is killed afterwards,
+`delete` finds the process. The steps that can fail come last.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
     are left out."""
     linux, hooks = spec.linux, spec.hooks
     cloned: list[ParentStep] = [*_id_maps(linux)]
-    # As early as possible: from its clone on, a kill of the runtime leaves a process that only
-    # state.json names.
+    # As early as possible: if the runtime is killed after the clone, only state.json names the
+    # process.
     if parent.record:
         cloned.append(model.RecordProcess())
     if hooks.start_container:

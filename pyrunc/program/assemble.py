@@ -271,9 +271,9 @@ class Assembler:
         true: Label = NEXT,
         false: Label = NEXT,
     ) -> None:
-        """Append a comparison. The program goes to the label `true` if `value & mask` is eq, ne, lt
-        or ge (`relation`) `constant`, else to the label `false`. Numbers are signed and have 64
-        bits."""
+        """Append a comparison of `value & mask` with `constant`; `relation` is eq, ne, lt or ge. If
+        it is true, the program goes to the label `true`, else to the label `false`. Numbers are
+        signed and have 64 bits."""
         kinds, words = self._arguments((value, mask, constant), "compare")
         before = (CMP, 0, RELATIONS[relation], 0, 0, 0, 0, 0, 0, kinds)
         self._append_jump(before, true, (false,), 0, words, "")

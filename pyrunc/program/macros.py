@@ -71,8 +71,8 @@ BENEATH = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | RESOLVE_NO_SYMLINKS
 def prologue(a: Assembler, name: str = "pyrunc:init") -> None:
     """Emit the first operations of every program: make the socket close-on-exec, name the process,
     reset signals 32 and 33 to their defaults, make the process non-dumpable."""
-    # dup2(2) of posix_spawn has cleared it. With the socket in the payload, the parent would never
-    # see its end.
+    # dup2(2) of posix_spawn has cleared FD_CLOEXEC. If the payload had the socket, the parent would
+    # never see end of file.
     a.sys("fcntl", a.sync, F_SETFD, FD_CLOEXEC)
     a.sys("prctl", PR_SET_NAME, name[:15], 0, 0, 0)
     default = a.constant(bytes(SIGACTION_SIZE))
@@ -186,8 +186,8 @@ def require(
     errno: int,
     note: str,
 ) -> None:
-    """Emit a check that `value` is eq, ne, lt or ge (`relation`) `constant`. If not, the program
-    fails with `errno` and `note`."""
+    """Emit a comparison of `value` with `constant`; `relation` is eq, ne, lt or ge. If it is not
+    true, the program fails with `errno` and `note`."""
     good = a.label("as required")
     a.compare(value, relation, constant, true=good)
     a.fail(errno, note)

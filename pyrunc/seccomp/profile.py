@@ -2,7 +2,7 @@
 flags, the listener.
 
 Two conditions on one argument mean "either", so such a rule becomes one rule per condition.
-Conditions on different arguments mean "both". Rules that repeat the default are dropped. Source:
+Conditions on different arguments mean "both". Rules with the default action are dropped. Source:
 runtime-spec config-linux.md, seccomp(2).
 """
 
