@@ -147,9 +147,9 @@ def _create_options(
 
 
 def cgroup_options(call: CommandLine) -> CreateOptions:
-    """Return create options from the options before the verb: the cgroup's driver, whether to make
-    a cgroup, and whether a missing controller is an error. Raises InvalidArgument for an unknown
-    --cgroup-manager."""
+    """Return the CreateOptions that the options before the verb set: the cgroup's driver, whether
+    to make a cgroup, and whether a missing controller is an error. Raises InvalidArgument for an
+    unknown --cgroup-manager."""
     from pyrunc.container.bundle import CreateOptions
 
     manager = call.globals["cgroup_manager"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def preserved(count: int) -> tuple[int, ...]:
-    """Return the numbers of `count` of our descriptors, from 3 up, that the container gets. Raises
+    """Return the numbers of the `count` descriptors from 3 up, which the container gets. Raises
     InvalidArgument when one is not open."""
     numbers = range(3, 3 + count)
     for number in numbers:

@@ -1,10 +1,10 @@
-"""Writes messages of the command line where callers expect them, in the form that they expect.
+"""Writes a command's messages to stderr or to the log file, in the form that callers parse.
 
-From a JSON log, containerd reads the last error line, and podman reads the whole file as one
-object. So a JSON log gets exactly one line per failure, and warnings only on request. With a log
-file the error is also printed plainly on stderr. stdout is not used, because the stdout of `create`
-belongs to the container. Kernel errors have strerror's text in lower case, because podman and
-docker choose their exit codes by it.
+A JSON log gets exactly one line per failure, and warnings only on request: containerd reads its
+last error line, and podman reads the whole file as one object. With a log file the error is also
+printed plainly on stderr. stdout is not used, because the stdout of `create` belongs to the
+container. Kernel errors have strerror's text in lower case, because podman and docker choose their
+exit codes by it.
 """
 
 from __future__ import annotations

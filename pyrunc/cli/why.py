@@ -1,9 +1,9 @@
 """Finds the parts of config.json that cause each operation of the plan.
 
-The plan is made again without one part of the document at a time. The operations that disappear are
-caused by that part. If a smaller part inside it has the same effect, only the smaller part counts.
-A value that is required is changed instead of removed. A list item, such as a mount, counts as one
-part.
+Each part of the document is left out in turn, and the plan is made again. The part causes the
+operations that then disappear. If a smaller part inside it has the same effect, only the smaller
+part counts. A value that is required is changed instead of removed. A list item, such as a mount,
+counts as one part.
 """
 
 from __future__ import annotations
