@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 class Timings:
     """Measured stages of an operation. `noted`: (name, begin, end, index of the enclosing stage or
-    -1) for each stage, in seconds of CLOCK_MONOTONIC. An enclosing stage comes before those in
+    -1) for each stage, in seconds of CLOCK_MONOTONIC. An enclosing stage comes before the stages in
     it."""
 
     __slots__ = ("_last_s", "noted")

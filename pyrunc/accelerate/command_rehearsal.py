@@ -1,10 +1,10 @@
 """Rehearses commands: runs them on a container that exists only as a state file, before the
 snapshot of the interpreter is taken.
 
-In a first run CPython specialises code for the types that it meets (PEP 659) and fills its cache of
-attributes, and modules fill their tables. The snapshot then contains the results. Otherwise each
-command would repeat this work, and copy the pages to which it writes. No container is made and no
-process is started. At the end, all variables of the modules are restored.
+The snapshot then contains what a first run computes: code that CPython specialises for the types
+that it meets (PEP 659), its cache of attributes, and tables of modules. Otherwise each command
+would repeat this work, and copy the pages to which it writes. No container is made and no process
+is started. At the end, all variables of the modules are restored.
 """
 
 from __future__ import annotations

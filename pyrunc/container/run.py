@@ -67,8 +67,8 @@ def _open_own_terminal() -> int | None:
 
 
 def _reap_others(pid: int) -> None:
-    """Reap all children that have ended, until the child `pid` has ended. As a subreaper we are the
-    parent of the container's orphans, which would fill its pids.max as zombies."""
+    """Reap the children that have ended. Stop at `pid`, which the caller reaps. As a subreaper we
+    are the parent of the container's orphans: as zombies they would fill its pids.max."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (ended := os.waitid(os.P_ALL, 0, flags)) is not None and ended.si_pid != pid:
         try:

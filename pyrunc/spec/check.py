@@ -316,7 +316,8 @@ def sysctl_path(key: str) -> str:
 
 def sysctl_namespace(key: str) -> str:
     """Return the type of the namespace to which a setting belongs. Raises InvalidSpec for a setting
-    of no namespace, for an invalid name, and for kernel.hostname, which has its own property."""
+    that belongs to no namespace, for an invalid name, and for kernel.hostname, which has its own
+    property."""
     at = f"linux.sysctl.{key}"
     parts = sysctl_path(key).split("/")
     if any(part in ("", ".", "..") for part in parts):
