@@ -109,8 +109,9 @@ def _bridge_addresses(
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
-    """Return the MAC address 0a:58 plus the pod's IPv4 address or, without one, a hash of `seed`.
-    The next pod with the same IPv4 address gets the same MAC address, so ARP entries stay valid."""
+    """Return a MAC address: 0a:58, then the pod's IPv4 address, or a hash of `seed` if the pod has
+    none. The next pod with this IPv4 address gets the same MAC address, so ARP entries stay
+    valid."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
     # 0a:58 is the prefix of the reference plugins (pkg/utils/hwaddr): locally administered,
     # unicast.

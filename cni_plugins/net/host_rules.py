@@ -149,9 +149,9 @@ def tag_of(call: CniCall, config: PluginConfig) -> str:
 
 
 def stale_tags(config: PluginConfig) -> Callable[[str], bool]:
-    """Return a function that tells GC whether an owner tag is stale. A tag is stale if it is of
-    this network and scope, and the runtime does not list its attachment as valid. Raises CniError
-    INVALID_CONFIG if the list of valid attachments is missing or invalid."""
+    """Return a function that tells GC whether an owner tag is stale. A tag is stale if it has the
+    network and scope of `config`, and the runtime does not list its attachment as valid. Raises
+    CniError INVALID_CONFIG if the list of valid attachments is missing or invalid."""
     scope = config.scope()
     valid = {owner_tag(config.name, *pair, scope) for pair in config.valid_attachments()}
     return lambda tag: belongs_to(tag, config.name, scope) and tag not in valid

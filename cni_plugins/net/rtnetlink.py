@@ -60,8 +60,9 @@ _TABLE_MAIN, _PROTO_BOOT, _SCOPE_UNIVERSE, _SCOPE_LINK, _UNICAST = 254, 3, 0, 25
 class Link:
     """A link as the kernel describes it.
 
-    `forwarding`: the bridge forwards packets from this port, and the link is operational. The
-    kernel reports a new port as forwarding before it has checked the port's carrier.
+    `forwarding`: the bridge forwards packets from this port, and the link is operational. Both are
+    needed, because the kernel reports a new port as forwarding before it has checked the port's
+    carrier.
     """
 
     index: int

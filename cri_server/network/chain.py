@@ -234,8 +234,8 @@ class PluginRunner:
             await self._for_network("STATUS", network, None, timeout_s, capabilities)
 
     async def collect(self, network: NetworkList, attachments: list[Attachment]) -> None:
-        """Run GC of the network's plugins: each removes what it has stored for pods other than
-        those of `attachments`.
+        """Run GC of the network's plugins. Each plugin removes what it has stored for pods that are
+        not in `attachments`.
 
         pyrunc's own plugins always run, foreign ones only if the network's cniVersion is 1.1.0 or
         later. Does nothing for a network with disableGC.
@@ -322,8 +322,8 @@ class PluginRunner:
         network: NetworkList,
         timeout_s: float | None = None,
     ) -> None:
-        """Run DEL, GC or STATUS, which have no result, with each plugin in order. Raises the first
-        error."""
+        """Run the plugins of `steps` in order with a command that has no result: DEL, GC or STATUS.
+        Raises the first error."""
         for builtin, group in _groups(steps):
             if builtin:
                 await self._run_builtin(call, group, network, timeout_s=timeout_s)
@@ -340,9 +340,9 @@ class PluginRunner:
         loopback: bool = False,
         timeout_s: float | None = None,
     ) -> Result | None:
-        """Run consecutive plugins, which are all pyrunc's own, by one request to a network worker.
-        Return the last plugin's result for ADD, None for other commands. `loopback`: set the
-        interface lo up first."""
+        """Run consecutive plugins of pyrunc's own by one request to a network worker. Return the
+        last plugin's result for ADD, None for other commands. `loopback`: set the interface lo up
+        first."""
         self._require(steps)
         request = Chain(
             environment=_environment(call),
@@ -358,8 +358,8 @@ class PluginRunner:
         return None if reply.result is None else _parse_result(reply.result, names, network)
 
     def _require(self, steps: list[_PluginStep]) -> None:
-        """Check that the plugins of `steps`, which have no executables, are pyrunc's own. Raises
-        PeerError naming the first one that is not."""
+        """Raise PeerError if a plugin of `steps` is not pyrunc's own, and so does not exist: no
+        step has an executable. The error names the first such plugin."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"CNI plugin {unknown[0]!r} is not in {self.folders}")

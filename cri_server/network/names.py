@@ -9,10 +9,10 @@ CRI-O. Add-ons mount this folder into their own pods and open the namespace ther
 - Istio and Antrea by the whole path below /host;
 - multus' daemon by the path itself.
 
-Only `NetworkService` makes a name, before ADD, and removes it, after DEL: when a pod is stopped,
-when an ADD is rolled back, and when a restarted server cleans up unfinished or unrecorded pods. The
-bind mount keeps the namespace alive. So the namespace still exists at DEL when the pod's shim has
-been killed.
+Only `NetworkService` makes names, before ADD, and removes them, after DEL. DEL runs when a pod is
+stopped, when an ADD is rolled back, and when a restarted server cleans up unfinished or unrecorded
+pods. The bind mount keeps the namespace alive. So the namespace still exists at DEL when the pod's
+shim has been killed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Applies a merged adjustment to a container's OCI configuration, before it is compiled."""
+"""Applies a merged adjustment to a container's OCI configuration, before the configuration is
+compiled."""
 
 from __future__ import annotations
 
