@@ -340,7 +340,8 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
 
 
 def _open_place(place: PreparedMount, request: CreateRequest, descriptors: NamedDescriptors) -> int:
-    """Open the mount that is attached at `place`. Raises KernelError, OSError, InvalidArgument."""
+    """Open the mount that the shim will attach at `place`. Raises KernelError, OSError,
+    InvalidArgument."""
     if place.source:
         return _clone_source(place, request)
     linux = request.spec.linux

@@ -1,7 +1,7 @@
 """A container's log file. Whole lines are appended, and the file is reopened on request. An error
 of the file never stops the reading of the container's output.
 
-When a write fails, for example on a full disk, the beginning of a line that was written is cut off
+When a write fails in the middle of a line, for example on a full disk, the written part is cut off
 again. So the file always ends with a whole line. A bounded number of lines waits in memory for the
 next attempt. Further lines are dropped and counted. When there is room again, a line says how many
 bytes were lost. Lines of a file that cannot be opened wait in the same way.
@@ -25,7 +25,8 @@ FOLDER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class LogFile:
-    """A log, which `open` or the first line opens. Without a path it discards all lines."""
+    """A container's log file. `open` or the first line opens it. Without a path, all lines are
+    discarded."""
 
     __slots__ = (
         "_closed",

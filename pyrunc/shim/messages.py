@@ -4,11 +4,11 @@ SCM_RIGHTS (pyrunc.ipc).
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or {"id": n, "error": …}
 (pyrunc.errors). Events {"event": …} are sent to every connected client after the exit is on disk. A
 shim may be older or newer than its client: unknown fields are ignored, an unknown call is
-`unsupported`, and `state` has the shim's protocol version.
+`unsupported`, and the answer to `state` has the shim's protocol version.
 
-`cri_server.pod.client` sends the requests, and `pyrunc.shim.serve` reads them. `parts` in an answer
-has the stages of the call with their times (`Timings.noted`); with `timed` in the request, also
-each operation of a launch.
+`cri_server.pod.client` sends the requests, and `pyrunc.shim.serve` reads them. An answer's `parts`
+are the stages of the call with their times (`Timings.noted`). If the request has `timed`, they
+include each operation of a launch.
 
 Files. The shim's folder and the folder of each sandbox that the shim serves have a `shim.sock` and
 a `shim.json` {pid, start_time}. The socket in the shim's folder takes the calls `take_pod`, `shim`
@@ -58,7 +58,8 @@ OOM_KILLED = "OOMKilled"
 
 
 class Arguments(Record):
-    """The arguments of a new shim, which also gets its listening socket, bound in `folder`.
+    """The arguments of a new shim. The shim also gets a listening socket, which is bound in
+    `folder`.
 
     - `version`: the server's version, which `ShimInfo` reports
     - `oom_score_adj`: for processes whose configuration has none
@@ -280,14 +281,14 @@ class ContainerStarted(Record):
 
 
 class TakeOverPause(Request):
-    """Take over the pause process of a lost shim from the keeper. The answer is a
+    """Take over the pause process of a shim that has ended, by the keeper's entry. The answer is a
     `NetworkNamespace`."""
 
     call = "adopt_holder"
 
 
 class TakeOverContainer(Request):
-    """Take over a container of a lost shim from the keeper.
+    """Take over a container of a shim that has ended, by the keeper's entry.
 
     - `sessions`: pid and start time of the first process of each exec session. The shim kills these
       sessions.

@@ -6,10 +6,10 @@ have. The commands run in forks of the shim.
     exec --detach --process FILE --pid-file FILE [--console-socket SOCKET] ID
 
 When the runtime and the fork have ended, the container's process becomes the child of the shim,
-which is a subreaper, and is supervised like any other. Only signals go through the runtime, which
-may run the process in a virtual machine. The fork attaches the root and the other mounts in a new
-mount namespace, which the runtime inherits, so the host sees none of them. The runtime keeps its
-state in the container's folder.
+which is a subreaper, and is supervised like any other. Only signals go through the runtime, because
+it may run the process in a virtual machine. The fork attaches the root and the other mounts in a
+new mount namespace, which the runtime inherits, so the host sees none of them. The runtime keeps
+its state in the container's folder.
 """
 
 from __future__ import annotations

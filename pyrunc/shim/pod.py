@@ -146,8 +146,8 @@ class ShimPod:
     # -- the network namespace, which is there before the pause process
 
     def netns_path(self) -> str | None:
-        """Return the path of the pod's network namespace, which is valid as long as this process
-        lives; None without one."""
+        """Return the path of the pod's network namespace; None if the pod has none. The path is
+        valid as long as the shim lives."""
         return f"/proc/{os.getpid()}/fd/{self._network}" if self._network >= 0 else None
 
     def _drop_network(self) -> None:
@@ -223,7 +223,8 @@ class ShimPod:
         self.loop.after(PAUSE_GRACE_S, self._kill_pause)
 
     def _take_over_pause(self, call: ShimCall, request: messages.TakeOverPause) -> None:
-        """Supervise the pause process of a lost shim, and take over the pod's network namespace."""
+        """Supervise the pause process of a shim that has ended, and take over the pod's network
+        namespace."""
         if self._pause or self._pause_starting:
             raise AlreadyExists("the pod has a pause process")
         record, fds = self._pods.keeper.get(self._pause_name, messages.StoredPause)
@@ -383,8 +384,8 @@ class ShimPod:
             compiled.leave_to_fork()
 
     def _take_over_container(self, call: ShimCall, request: messages.TakeOverContainer) -> None:
-        """Supervise a container of a lost shim. Its exec sessions are killed, because they have no
-        client any more."""
+        """Supervise a container of a shim that has ended. The container's exec sessions are killed,
+        because they have no client any more."""
         container_id = request.container
         if container_id in self._containers:
             raise AlreadyExists(f"container {container_id} is already in this shim")
@@ -475,8 +476,8 @@ class ShimPod:
         self._in_background(work, ended)
 
     def _signal_by_runtime(self, container: SupervisedContainer, number: int) -> None:
-        """Run the other runtime's command that sends a signal, in the background. Does nothing
-        while that command runs for the same signal: a stop repeats its last signal until the
+        """Send a signal by the other runtime's `kill`, in the background. Does nothing while an
+        earlier `kill` with the same signal runs, because a stop repeats its last signal until the
         container has ended."""
         key = (container.id, number)
         if key in self._signals_in_flight:
@@ -758,8 +759,8 @@ class ShimPod:
 
 
 def _outcome(process: StartedProcess) -> tuple[Message, list[int]]:
-    """Return the message and descriptors with which a forked process reports the process that it
-    has started."""
+    """Return the message and descriptors that a fork sends to the shim about the process it has
+    started."""
     started, fds = process.record()
     return started.to_fields(), fds
 

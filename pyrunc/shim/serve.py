@@ -148,7 +148,7 @@ class ClientConnection:
         self._watch(waits_to_send=False)
 
     def _watch(self, *, waits_to_send: bool) -> None:
-        """Watch the socket for requests and, with `waits_to_send`, until it accepts messages."""
+        """Watch the socket for requests and, with `waits_to_send`, also for room to send."""
         if waits_to_send != self._waits_to_send:
             self._waits_to_send = waits_to_send
             events = READABLE | WRITABLE if waits_to_send else READABLE

@@ -5,8 +5,8 @@ The end of a container:
 - reap its first process
 - kill the other processes in its cgroup
 - read the OOM killer's count, because the cgroup may be removed at any moment
-- log the rest of its output, for a bounded time, because a process that cannot be killed may hold
-  the pipes
+- log the rest of its output, for a bounded time, because a process that cannot be killed may keep
+  the pipes open
 - write exit.json
 - notify the clients
 """
@@ -124,8 +124,8 @@ class SupervisedContainer:
         *,
         once: bool,
     ) -> StartedProcess:
-        """Supervise a process whose shim was lost. Afterwards this container owns all descriptors.
-        Raises InvalidArgument, KernelError, OSError.
+        """Supervise the first process of a container whose shim has ended. Afterwards this object
+        owns all descriptors. Raises InvalidArgument, KernelError, OSError.
 
         - `record`, `fds`: the keeper's entry
         - `stdin`: the writing end of the process's stdin, empty if it was not saved
@@ -148,8 +148,8 @@ class SupervisedContainer:
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> Generator[None, None, None]:
-        """Kill the exec sessions of a lost shim, in short steps. `leaders`: pid and start time of
-        the first process of each session that the server knows.
+        """Kill the exec sessions of a shim that has ended, in short steps (`EventLoop.spread`).
+        `leaders`: pid and start time of the first process of each session that the server knows.
 
         Also kills the sessions that `tree.orphaned_sessions` finds, because a server that was
         killed together with the shim knows none.
@@ -278,7 +278,7 @@ class SupervisedContainer:
 
     @property
     def group(self) -> Cgroup:
-        """Return the cgroup of the container, which must have been started."""
+        """Return the container's cgroup. The container must have been started."""
         assert self._process is not None
         return self._process.group
 
@@ -324,7 +324,7 @@ class SupervisedContainer:
         return self.exit
 
     def state(self) -> messages.ContainerState:
-        """Return the state for a server that was restarted."""
+        """Return the container's state, for a server that was restarted."""
         return messages.ContainerState(
             self.id, self.pid, self.start_time, self.started_at_ns, self.running, self.exit
         )
@@ -564,8 +564,8 @@ class SupervisedExec:
         self._console_fd, self.starting = process.console_fd, None
 
     def kill(self) -> Generator[None, None, None]:
-        """Kill the process and all its descendants, in short steps. An unfinished start is
-        aborted."""
+        """Kill the process and all its descendants, in short steps (`EventLoop.spread`). An
+        unfinished start is aborted."""
         self.killed = True
         if not self.pid:
             if self.starting:

@@ -50,8 +50,9 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 
 
 class SupervisedProcess:
-    """A process for whose end the shim waits: its child, or a process of a lost shim. The latter
-    has a `pidfd`. A child needs none, because its pid is not reused before the shim reaps it."""
+    """A process for whose end the shim waits: its child, or a process that an earlier shim has
+    started. The latter has a `pidfd`. A child needs none, because its pid is not reused before the
+    shim reaps it."""
 
     __slots__ = ("pid", "pidfd", "start_time")
 
@@ -96,7 +97,7 @@ class ForkedProcess(Record):
 
 
 class StartedProcess(SupervisedProcess):
-    """A process that was started.
+    """A started process of a container: its first process, or the process of an exec.
 
     - `console_fd`: a pty's master, which the owner of this object closes
     - `parts`: the stages of the start with their times (`Timings.noted`)
@@ -202,7 +203,7 @@ class PauseProcess(SupervisedProcess):
         return pause
 
     def netns_path(self) -> str | None:
-        """Return the path of the network namespace, valid as long as this process lives."""
+        """Return the path of the network namespace, valid as long as the shim lives."""
         return None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
 
     def ended(self) -> None:
@@ -375,7 +376,8 @@ class Starter:
         warn(*hooks.run_all(spec.hooks.poststop, "poststop", final_state))
 
     def send_signal(self, directory: str, number: int) -> None:
-        """Send a signal by the other OCI runtime that runs the container. Raises Error."""
+        """Send a signal to the container of another OCI runtime, by that runtime's `kill`. Raises
+        Error."""
         from pyrunc.shim.other_runtime import RuntimeCommand
 
         RuntimeCommand(_runtime_of(directory), directory).kill(number)

@@ -49,11 +49,11 @@ class OutputStream:
         return self.fd < 0
 
     def read(self) -> int:
-        """Read one portion of output. A terminal may be opened again after END. Returns:
+        """Read one portion of output. Returns:
 
         - DATA
         - NOTHING: there is no output now
-        - END: no process has the stream open for writing
+        - END: no process has the stream open for writing. A terminal may be opened again.
         """
         try:
             data = os.read(self.fd, READ_BYTES)

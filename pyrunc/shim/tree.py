@@ -79,8 +79,8 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> dict[int, int]:
     - `first`: the container's first process
     - `processes`: all pids of the container
 
-    A leader's parent is outside the container's pid namespace and is not this shim. The result is
-    empty if the container uses the host's pid namespace, because there every orphan has such a
+    Such a leader's parent is outside the container's pid namespace and is not this shim. The result
+    is empty if the container uses the host's pid namespace, because there every orphan has such a
     parent.
     """
     own = _pid_namespace(os.getpid())

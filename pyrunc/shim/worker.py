@@ -2,7 +2,7 @@
 The kernel kills the fork when the shim ends.
 
 The shim serves its other containers meanwhile. A container that the fork starts is first the fork's
-child. When the fork ends, it becomes the child of the shim, which is a subreaper.
+child. When the fork ends, the container becomes the child of the shim, which is a subreaper.
 """
 
 from __future__ import annotations
