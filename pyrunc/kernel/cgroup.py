@@ -63,8 +63,8 @@ def controllers(directory: str) -> list[str]:
 
 
 def own_path(pid: int | str = "self") -> str | None:
-    """Return the v2 path of a process (`/a/b`), as seen from our cgroup namespace; None if the
-    process is gone."""
+    """Return the path of a process's group in the v2 tree (`/a/b`), as seen from our cgroup
+    namespace; None if the process is gone."""
     try:
         lines = read_file(f"/proc/{pid}/cgroup").splitlines()
     except (FileNotFoundError, ProcessLookupError):

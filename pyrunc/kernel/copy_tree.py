@@ -1,5 +1,5 @@
-"""Copies a folder with all below it: owners, modes, times, hard links, extended attributes, holes,
-devices and pipes.
+"""Copies a folder and everything below it, with owners, modes, times, hard links, extended
+attributes, holes, devices and pipes.
 
 Both sides are walked by descriptors, and no symbolic link is followed. The source may contain any
 kind of file, but must not change during the copy. No other user may have access to the target.

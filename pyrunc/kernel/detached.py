@@ -7,8 +7,8 @@ layers in one option string. So the functions here enter the namespace in which 
 attached, or a new private one, and then return to the caller's.
 
 Only a single-threaded process can enter another mount namespace (setns(2)). The runtime's processes
-are single-threaded. Any thread can make a private one, but from then on the thread has a separate
-root and working directory (unshare(2)).
+are single-threaded. Any thread can make a private mount namespace, but from then on the thread has
+a separate root and working directory (unshare(2)).
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ def open_erofs(source: int, devices: Sequence[int]) -> int:
     the data files, in the order of the image's device table. The caller may then close its
     descriptors.
 
-    EROFS needs a file system with `read_folio` for `source` (erofs_fc_get_tree), which tmpfs lacks.
-    So an image on a tmpfs is first copied to a ramfs. Raises KernelError: ENODEV without EROFS,
-    ENOTBLK from kernels that mount only block devices.
+    The file system of `source` must have `read_folio` (erofs_fc_get_tree). A tmpfs lacks it, so an
+    image on a tmpfs is first copied to a ramfs. Raises KernelError: ENODEV without EROFS, ENOTBLK
+    from kernels that mount only block devices.
     """
     try:
         return _open_erofs(source, devices)

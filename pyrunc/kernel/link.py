@@ -55,8 +55,8 @@ class RawLinkAddress:
 
 
 class Routing:
-    """A context manager with a NETLINK_ROUTE socket, which acts in the network namespace in which
-    it was opened."""
+    """A context manager with a NETLINK_ROUTE socket. The socket acts in the network namespace in
+    which it was opened."""
 
     def __init__(self) -> None:
         self._socket = socket(AF_NETLINK, SOCK_RAW | SOCK_CLOEXEC, 0)

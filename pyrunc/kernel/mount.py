@@ -115,7 +115,7 @@ def open_fsmount(fs_fd: int, attributes: int = 0) -> int:
 
 
 def open_tree(dir_fd: int, path: Path, flags: int = OPEN_TREE_CLONE) -> int:
-    """Call open_tree(2), close-on-exec, and return the descriptor. With OPEN_TREE_CLONE it is a
+    """Call open_tree(2), close-on-exec, and return the descriptor. With OPEN_TREE_CLONE, this is a
     detached clone of the mount. AT_RECURSIVE also clones the mounts below."""
     return syscall("open_tree", quoted(path), dir_fd, path_bytes(path), flags | OPEN_TREE_CLOEXEC)
 
@@ -149,7 +149,7 @@ def mount_setattr(
 
 
 def idmap(mount_fd: int, userns_fd: int, *, recursive: bool = False) -> None:
-    """Set the id map of a detached mount to that of a user namespace."""
+    """Give a detached mount the id map of a user namespace."""
     mount_setattr(mount_fd, attr_set=MOUNT_ATTR_IDMAP, userns_fd=userns_fd, recursive=recursive)
 
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyrunc.zygote.messages import RunJob
 
     Function = Callable[[Message, list[int]], Any]
-    """A function of a request's arguments and descriptors."""
+    """A function that gets a request's arguments and descriptors."""
 
 TEXT_LIMIT = 1000  # characters of each of an error's texts; JSON makes up to 6 bytes of one
 _FIRST_FD = 3
@@ -43,7 +43,7 @@ def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) ->
 
 
 def fork_job(request: RunJob, fds: Sequence[int]) -> int:
-    """Fork a job with a new process group; return its pid. The first descriptors are stdio and the
+    """Fork a job with a new process group; return its pid. The first of `fds` are stdio and the
     result socket. Raises PeerError, before the fork, if there is no function `request.function`.
 
     The kernel kills the job when the zygote dies in any way (PR_SET_PDEATHSIG). Processes that the
