@@ -128,8 +128,8 @@ class Pull:
         return manifest.config.digest
 
     async def _resolve(self, registry: Registry) -> tuple[Descriptor, bytes]:
-        """Ask the registry for the descriptor of the reference; return it with the content of its
-        document. The content is downloaded only if it is not stored."""
+        """Ask the registry which manifest or index the reference means now. Return its descriptor
+        and content; the content is downloaded only if it is not stored."""
         name = self._store.catalog.name(str(self._reference))
         stored = {name.target.digest: name.target} if name else {}
         target, data = await self._thread(lambda: registry.resolve(stored))

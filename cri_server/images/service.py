@@ -43,15 +43,15 @@ __all__ = ["Auth", "Image", "ImageConfig", "ImageService", "Progress", "Rootfs"]
 log = logging.getLogger(__name__)
 
 _NAMES_SHOWN = 5
-DROP_TAR_PAGES_S = 30.0  # interval; an image's pages are dropped at its second one
+DROP_TAR_PAGES_S = 30.0  # interval; pages are dropped at the second call after the mount
 Outcome = TypeVar("Outcome")
 
 
 @dataclass(frozen=True, slots=True)
 class Rootfs:
     """An image's configuration and files, for a container. `lower_dirs`: the paths of the unpacked
-    layers, top first; for a mounted image only the path of `mount`. While this object exists, the
-    mount stays open."""
+    layers, top first; for an image that is mounted as EROFS, only the path of `mount`. The mount
+    stays open as long as this object exists."""
 
     image_id: str
     lower_dirs: list[Path]
@@ -269,7 +269,8 @@ class ImageService:
             if mount is None:
                 with self._store.errors():
                     mount = await in_thread(lambda: mounts.get(content.diff_ids, chain))
-            # The mount was awaited, and `gc` converts images that no container uses.
+            # While this call waited for the mount, `gc` may have converted the image, because no
+            # container uses it yet.
             if self._store.catalog.content(image_id) is not content:  # converted meanwhile
                 return await self.rootfs(image_id, container_id)
             rootfs = Rootfs(image_id, [mount.path], content.config.image, mount)
@@ -455,7 +456,7 @@ class ImageService:
             )
 
         try:
-            # No leases: the digests of layers that are compressed again are not known yet.
+            # Not `holding`: the digests of the layers that `push` compresses are not known yet.
             async with self._store.loading():
                 return await self._at_registry(reference, auth, watch, send)
         finally:
@@ -487,7 +488,7 @@ class ImageService:
 
         def run() -> Outcome:
             host = hosts_for(reference.registry, self._certs_dirs)[-1]
-            # A push asks for each blob by HEAD first, which is a pull to the token server.
+            # A push asks for each blob by HEAD first; for the token server this is a pull.
             return work(Registry(session, reference, [host], auth, actions="pull,push"), host)
 
         try:

@@ -86,7 +86,7 @@ class Watch:
         self._last, self._arrived_bytes = self._clock(), 0
 
     def arrived(self, size: int) -> None:
-        """Count received bytes. Records progress once PROGRESS_BYTES_PER_S times the timeout have
+        """Count received bytes. Records progress when PROGRESS_BYTES_PER_S * `timeout_s` bytes have
         arrived since the last progress."""
         self._arrived_bytes += size
         if self._arrived_bytes >= PROGRESS_BYTES_PER_S * self._timeout_s:

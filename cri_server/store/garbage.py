@@ -57,7 +57,8 @@ KNOWN_NAMES = {
     "pods",
 }
 RUN_FOLDERS, RUN_OWNER = "pods", "pod"
-"""The folder of logs and volumes of `pyrunc-cri run`, and the file in each with the pod's id."""
+"""`pyrunc-cri run` makes a folder below RUN_FOLDERS for the pod's logs and volumes, and in this
+folder the file RUN_OWNER with the pod's id."""
 DOCTOR, DOCTOR_AGE_S = ".doctor-", 3600.0  # the folder in which doctor tries an overlay
 BUSY = "a running operation may own it"
 NAMES_SHOWN = 3

@@ -229,12 +229,11 @@ class Container:
 
 
 def _shared(source: object, kind: type[Record], converted: Sequence[str]) -> dict[str, Any]:
-    """Return the fields, by name, that have the same name and type in a record and in its sandbox
-    or container.
+    """Return, by name, the fields that a record and its sandbox or container have in common.
 
     - `source`: the record, sandbox or container whose fields are returned.
     - `kind`: the record's class.
-    - `converted`: the names of the fields with different types, which are left out.
+    - `converted`: the names of fields that differ in type or name; they are left out.
     """
     return {name: getattr(source, name) for name in kind.__annotations__ if name not in converted}
 

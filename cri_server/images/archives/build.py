@@ -66,7 +66,7 @@ def symlink(target: str) -> LayerFile:
 
 
 Files = Mapping[str, LayerFile | bytes | str]
-"""Name -> node, or the content of a file."""
+"""Maps the name of a file to a LayerFile, or to the content of a regular file."""
 
 
 def layer(files: Files, *, parents: bool = True) -> bytes:
@@ -132,7 +132,7 @@ def image(
 
 
 def docker_archive(images: Mapping[str, BuiltImage]) -> bytes:
-    """Build a `docker save` archive of images by name."""
+    """Build a `docker save` archive. `images`: the images by their names."""
     items: list[dict[str, Any]] = []
     files: dict[str, bytes] = {}
     for name, built in images.items():

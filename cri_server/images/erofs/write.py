@@ -167,8 +167,8 @@ class IndexWriter:
         pending = [(inodes[id(root)], inodes[id(root)])]
         while pending:
             here, above = pending.pop()
-            # "." and the name in the parent; each subdirectory adds its "..", as on ext4: find(1)
-            # may rely on that number.
+            # A directory's links are its ".", its name in the parent, and the ".." of each
+            # subdirectory, as on ext4: find(1) may rely on that number.
             here.links += 2
             entries = [(_DOT, here), (_DOTDOT, above)]
             for name, child in (here.node.children or {}).items():

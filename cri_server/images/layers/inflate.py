@@ -253,7 +253,7 @@ class TarStream:
             except _DECODER_ERRORS as error:
                 raise BadLayer(f"the layer's {kind} data is damaged: {error}") from None
             finally:
-                part = b""  # the frames of an error would keep a ring's memory alive
+                part = b""  # an error's stack frames would keep a ring's memory alive
             if block:
                 yield block
         self._used -= len(decoder.unused_data)

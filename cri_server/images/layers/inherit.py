@@ -1,5 +1,6 @@
-"""Copies attributes from lower layers to directories that a layer needed but did not describe
-(`a/b` without `a`). Overlayfs shows the attributes of the topmost layer that has the directory."""
+"""Copies attributes from lower layers to parent directories that a layer's tar does not describe
+(the tar has `a/b` but not `a`). Overlayfs shows the attributes of the topmost layer that has the
+directory."""
 
 from __future__ import annotations
 

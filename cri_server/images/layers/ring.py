@@ -56,7 +56,7 @@ def open_ring() -> tuple[RingSender, Receiver]:
     """Open a ring with a sender in this process, and a receiver whose process cannot write to the
     memory. Raises KernelError, OSError."""
     sending, receiving = _open_ends(_SIZE_SEALS)
-    # The seal spares the sender's mapping, which exists already.
+    # The seal does not affect the sender's mapping, because it exists already.
     sender, receiver = RingSender(*sending), Receiver(*receiving)
     # Linux 5.1. F_SEAL_WRITE would fail: the sender has a writable mapping (fcntl(2)).
     fcntl.fcntl(receiving[0], F_ADD_SEALS, F_SEAL_FUTURE_WRITE | F_SEAL_SEAL)

@@ -176,8 +176,8 @@ class StreamLimiter:
         chosen = min(self._waiters, key=lambda waiter: counts[waiter.origin])  # the first of equals
         granted = self._waiters.pop(chosen).granted
         self._active.append(chosen)
-        # The waiter may have been cancelled in this turn of the loop; `_take` then gives the place
-        # back.
+        # The waiter may have been cancelled in this iteration of the loop; `_take` then gives the
+        # turn back.
         if not granted.done():
             granted.set_result(None)
         now = asyncio.get_running_loop().time()

@@ -505,7 +505,7 @@ class Registry:
             return _NoSuch(f"{subject}: not found")
         if response.status in _RETRIED:
             return _overloaded(f"{host.netloc}: {status}", response)
-        if response.status == 416:  # the requested rest does not exist
+        if response.status == 416:  # the requested range does not exist
             return DigestMismatch(f"{subject}: the blob is shorter than promised")
         return PeerError(f"{subject}: unexpected status {status}")
 

@@ -88,8 +88,8 @@ class SignaturePolicy:
 
 
 def read(path: str) -> SignaturePolicy:
-    """Read the policy file. Raises WrongState for a file with any error: to guess what is meant
-    might accept an image that the administrator wants to refuse."""
+    """Read the policy file. Raises WrongState for a file with any error, because a guess at its
+    meaning could accept an image that the administrator wants to refuse."""
     try:
         with open(path, "rb") as file:
             content = file.read(SIZE_LIMIT_BYTES + 1)

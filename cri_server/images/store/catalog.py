@@ -3,9 +3,10 @@ images by id, tag and digest.
 
 `index.json` is authoritative, so that skopeo and umoci see the same images. A name is a descriptor
 with an annotation: the full tag in `org.opencontainers.image.ref.name`, or only the repository in
-pyrunc's own annotation (for an image that was pulled by digest, or whose tag has moved on).
-`names.json` is a copy, which is read when `index.json` is damaged. When both are damaged, images
-are recovered, without names, from the manifests among the blobs. An incomplete image is not listed.
+pyrunc's own annotation (for an image that was pulled by digest, or whose tag now names another
+image). `names.json` is a copy, which is read when `index.json` is damaged. When both are damaged,
+images are recovered, without names, from the manifests among the blobs. An incomplete image is not
+listed.
 """
 
 from __future__ import annotations

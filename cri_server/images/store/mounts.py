@@ -2,8 +2,9 @@
 cache.
 
 Mounts are detached, and exist as long as their descriptors. An overlay holds its own reference to
-the layers below it, so containers survive the server. Each mount is also in the keeper, so that
-containers of the next server share it with earlier ones.
+the layers below it, so containers survive the server. A copy of each mount's descriptor is in the
+keeper, a process that outlives the server, so that containers of the next server share the mount
+with earlier ones.
 """
 
 from __future__ import annotations

@@ -176,8 +176,8 @@ class Store:
             self._leases.remove(leased)
 
     def loading(self) -> AbstractAsyncContextManager[None]:
-        """Prevent collections during the `with` block, because an archive's blobs arrive before
-        their use is known."""
+        """Prevent collections during the `with` block: an archive's blobs are stored before it is
+        known which image needs them."""
         return self.holding([EVERYTHING])
 
     async def _lease(self, keys: list[str]) -> None:

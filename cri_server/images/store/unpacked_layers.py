@@ -2,9 +2,9 @@
 is renamed to that path, and is removed by renaming it into the trash.
 
 A chain id stands for a layer and all layers below it (image specification, "Layer ChainID"), so two
-images share their common lower layers. A tree depends on the layers below only for a directory that
-the tar needs but does not describe (`a/b` without `a`). Such a directory gets its attributes from
-the layers below, because overlayfs shows the attributes of the topmost directory.
+images share their common lower layers. A tree depends on the layers below only for a parent
+directory that the tar does not describe (the tar has `a/b` but not `a`). Such a directory gets its
+attributes from the layers below, because overlayfs shows the attributes of the topmost directory.
 """
 
 from __future__ import annotations
@@ -103,8 +103,9 @@ class Layers:
 
     def commit(self, folder: str, chain: Sequence[str]) -> None:
         """Rename `folder`, an unpacked layer, into the store. Its chain id is the last one in
-        `chain` (bottom first). The layers below must be committed: directories that the layer does
-        not describe get their attributes from them. Device nodes are made here.
+        `chain` (bottom first). The layers below must be committed before: parent directories that
+        this layer does not describe get their attributes from them. Also makes the layer's device
+        nodes.
 
         Call `sync` before the catalog names the layer.
         """
