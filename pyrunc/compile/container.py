@@ -287,8 +287,8 @@ def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> C
         return request
     maps = maps_of_namespace(user.path, joined)
     configured = spec.linux.uid_mappings, spec.linux.gid_mappings
-    # Overlays and stdio are given to ids by these maps: with others, files would belong to foreign
-    # users.
+    # Overlays and stdio are given to ids by these maps: with other maps, files would belong to
+    # foreign users.
     if any(configured) and list(map(set, configured)) != list(map(set, maps)):
         raise InvalidSpec(
             "linux.uidMappings", f"differ from the mappings of the user namespace {user.path}"

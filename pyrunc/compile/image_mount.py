@@ -69,8 +69,8 @@ def open_layer(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
     mount = shared_mounts.get(image.index)
     if mount is None or not host.constant_facts().clones_detached:
         return open_image(image, shared_mounts)
-    # No clone of ours, whose close would wait for an RCU grace period: 40 µs, much longer on a busy
-    # machine.
+    # No clone of ours: its close would wait for an RCU grace period, which takes 40 µs, and much
+    # longer on a busy machine.
     return open_beneath(mount, image.folder or ".")
 
 
@@ -102,7 +102,8 @@ def open_layers(
     try:
         return kernel_mount.open_overlay(lower, upper or None, work or None, options=options)
     except KernelError as error:
-        # Older kernels answer these for long or many layers, which mount(2) takes.
+        # Older kernels answer these errnos for long paths or many layers; mount(2) takes such
+        # layers.
         if (
             error.errno not in (EINVAL, E2BIG, ENAMETOOLONG)
             or host.constant_facts().clones_detached

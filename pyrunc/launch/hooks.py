@@ -62,7 +62,7 @@ def _failures(
 def run_one(hook: Hook, state: dict[str, Any], spawn: Spawn | None = None) -> None:
     """Run one hook to its end. Raises KernelError when the hook cannot be executed, PeerError when
     it fails or a signal ends it, DeadlineExceeded when it is killed after its timeout."""
-    # Output that fills a pipe, which is not read before the end, would stop the hook.
+    # No pipes: they would not be read before the hook's end, so a full pipe would stop the hook.
     files = [os.memfd_create(name, os.MFD_CLOEXEC) for name in ("stdin", "stdout", "stderr")]
     try:
         os.write(files[0], jsontext.dumps(state).encode("ascii"))

@@ -38,7 +38,7 @@ def move(devices: Mapping[str, str], pid: int) -> None:
 def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name: str) -> None:
     what = f"link '{name}'"
     index = outside.index(name)
-    # Checked before, because a move that fails half-way would leave the link down and without its
+    # Checked before, because a move that fails half-way would leave the device down and without its
     # addresses.
     if "%" not in new_name and inside.has(new_name):
         raise KernelError("netlink", f"link '{new_name}' of the container", EEXIST)
@@ -48,7 +48,7 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
         if address.scope == RT_SCOPE_UNIVERSE and address.flags & IFA_F_PERMANENT
     ]
     before = inside.indices()
-    # Before Linux 6.2 a link that is up cannot be renamed.
+    # Before Linux 6.2 a device that is up cannot be renamed.
     outside.change_link(index, mask=IFF_UP, what=f"{what} down")
     outside.change_link(
         index, name=new_name, namespace_fd=there, what=f"{what} to the container as '{new_name}'"

@@ -61,8 +61,8 @@ def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
         _write_schemata(group, schemata)
     elif schemata:
         _require_schemata(group, schemata)
-    # Now, with one process: children inherit the group, and a process that was forked before would
-    # stay in the other.
+    # Now, while there is one process: its children inherit the group, but a child that was forked
+    # before would stay in the other group.
     _write(group, "tasks", str(pid))
     if rdt.get("enableMonitoring"):
         monitor = monitor_of(rdt, container_id, root)

@@ -158,8 +158,8 @@ def build_exec(
     if affinity.final:
         ops.append(model.SetAffinity(cpu_list(affinity.final, "process.execCPUAffinity.final")))
     elif host.pinned and not affinity.initial:
-        # The runtime may be pinned itself (systemd's CPUAffinity, taskset(1)); its affinity is
-        # inherited over clone and execve. The cpuset still limits this.
+        # Allow all CPUs: the runtime may be pinned (systemd's CPUAffinity, taskset(1)), and the
+        # process would inherit its affinity. The cpuset still limits the process.
         ops.append(model.SetAffinity())
     ops.append(model.NewSession())
     if "user" in kinds:

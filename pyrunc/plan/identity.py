@@ -106,8 +106,8 @@ def change(
         ops.append(model.DropBounding(sets[0], host.last_capability))
     if keep_groups and not user.additional_gids:
         pass
-    # After it was denied in /proc/PID/setgroups, setgroups(2) is EPERM for ever, even for an empty
-    # list (user_namespaces(7)).
+    # After /proc/PID/setgroups has denied it, setgroups(2) always fails with EPERM, even for an
+    # empty list (user_namespaces(7)).
     elif host.setgroups:
         ops.append(model.SetGroups(user.additional_gids))
     elif user.additional_gids:

@@ -39,7 +39,7 @@ def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     numbers = _number_descriptors(ops, 3 + preserve)
     cache = _cache(arch)
     fragments = {}
-    # A timed program has a message after each operation, which a fragment has not.
+    # A timed program sends a message after each operation; fragments have no such messages.
     if numbers.get("root", ROOT_NUMBER) == ROOT_NUMBER and not timed:
         fragments = cache.fragments(ops, CALLS)
     low = cache.start(numbers)

@@ -132,8 +132,8 @@ def set_affinity(low: Lowering, op: m.SetAffinity) -> None:
 def clone_process(low: Lowering, op: m.Clone) -> None:
     cgroup = low.numbers["cgroup"] if op.cgroup else None
     macros.fork_parent(low.a, _flags(op.kinds), cgroup)
-    # This is a folder of the host: from here on a process in the container's pid namespace may look
-    # into our /proc/PID/fd (CVE-2024-21626).
+    # The cgroup's directory is a folder of the host, and from here on a process in the container's
+    # pid namespace may look into our /proc/PID/fd (CVE-2024-21626).
     if op.cgroup:
         low.close(low.numbers["cgroup"])
 
@@ -157,8 +157,8 @@ def become_root(low: Lowering, op: m.BecomeRoot) -> None:
 
 
 def new_session(low: Lowering, op: m.NewSession) -> None:
-    # Without it, the process would stay in the caller's session and could push input into its
-    # terminal (TIOCSTI).
+    # Without a session of its own, the process could push input into the caller's terminal
+    # (TIOCSTI).
     low.a.sys("setsid")
 
 
@@ -174,8 +174,8 @@ def new_keyring(low: Lowering, op: m.NewKeyring) -> None:
 def loopback_up(low: Lowering, op: m.LoopbackUp) -> None:
     a, socket = low.a, low.a.slot(4)
     a.sys("socket", AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0, store=socket)
-    # An ioctl in place of rtnetlink: one call, no answer to be parsed, which the launcher could not
-    # do.
+    # An ioctl in place of rtnetlink: it is one call, and the launcher could not parse the answer of
+    # rtnetlink.
     a.sys("ioctl", socket, SIOCSIFFLAGS, low.a.constant(pack("<16sH22x", b"lo", IFF_UP)))
     low.close(socket)
 

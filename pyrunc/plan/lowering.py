@@ -103,7 +103,7 @@ class Lowering:
         cache = self._cache
         if cache is None or not cache.append(self.a, lower, arguments):
             lower(self, *arguments)
-        # As by `attach`, which may be among what was appended.
+        # The appended operations may attach a mount over an open folder (see `attach`).
         self._folders.clear()
 
     def container_root(self) -> Operand:

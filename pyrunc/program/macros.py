@@ -126,8 +126,8 @@ def fork_parent(a: Assembler, flags: int, cgroup: int | None = None) -> None:
 
     `flags`: CLONE_NEW* flags; `cgroup`: descriptor of the new process's cgroup v2 directory.
     """
-    # No PR_SET_PDEATHSIG: it comes when the thread ends that made the child, not the process
-    # (prctl(2)). The child notices a dead parent as end of file at its next wait.
+    # No PR_SET_PDEATHSIG: the signal comes when the thread that made the child ends, not when the
+    # process ends (prctl(2)). The child notices a dead parent as end of file at its next wait.
     pid, child = a.slot(4), a.label("child")
     clone_sibling(a, flags, pid, cgroup)
     a.compare(pid, "eq", 0, true=child)

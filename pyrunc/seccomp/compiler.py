@@ -160,8 +160,8 @@ def _compile_rules(
         for audit in architectures:
             compiler.add_architecture(audit)
         if machine != os.uname().machine:
-            # libseccomp adds the architecture of the machine by itself, and with it a judgement
-            # that a program for another one must not have.
+            # libseccomp adds the architecture of this machine by itself; a filter for another
+            # machine must not have it.
             compiler.remove_architecture(profiles.NATIVE[os.uname().machine])
         for rule in rules:
             number = library.number(rule.name)
@@ -201,7 +201,7 @@ def _flags(profile: SeccompProfile) -> int:
     from pyrunc.kernel import seccomp as library
 
     if profile.flags is None:
-        # Without flags runc does the same: before Linux 5.16 a filter without it turns on the
+        # As runc does without flags: before Linux 5.16 a filter without SPEC_ALLOW turns on the
         # mitigation of speculative store bypass, which slows its process.
         flags = profiles.SPEC_ALLOW if library.knows_flag(profiles.SPEC_ALLOW) else 0
     else:
