@@ -46,8 +46,7 @@ class LogFile:
 
         - `on_waiting()`: is called when lines could not be written. The caller must then call
           `retry` from time to time.
-        - `directory`: the pod's log folder. If this folder, a folder below it or the file is a
-          symbolic link, the file is not opened.
+        - `directory`: the pod's log folder, as for `open_log`
         """
         self.path, self.directory = path, directory
         self._on_waiting = on_waiting

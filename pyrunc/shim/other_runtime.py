@@ -61,12 +61,11 @@ NO_SUCH_PROGRAM = ("executable file not found", "no such file or directory", "no
 
 
 class RuntimeCommand:
-    """The runtime's command line for one container. The constructor changes the working directory
-    to the container's folder, because the path of a socket must be short."""
+    """The runtime's command line for one container."""
 
     def __init__(self, record: OtherRuntime, directory: str) -> None:
-        """Change the working directory to the container's folder `directory`, whose name is the
-        container's id."""
+        """Change the working directory to the container's folder `directory`, because the path of a
+        socket must be short. The folder's name is the container's id."""
         os.chdir(directory)
         self.id, self._directory = os.path.basename(directory), directory
         self._binary = record.binary

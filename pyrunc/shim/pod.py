@@ -59,7 +59,7 @@ ABANDONED_AFTER_S = 60.0
 
 
 class ShimPod:
-    """One pod that the shim serves: answers the calls about it and supervises its processes.
+    """One pod that the shim serves.
 
     - `sandbox_dir`: the folder with the sandbox's socket and state
     - `containers_dir`: the folder with a state folder for each container

@@ -86,7 +86,7 @@ class SupervisedProcess:
 
 class ForkedProcess(Record):
     """The message in which a fork of the shim describes the process that the fork has started
-    (`StartedProcess.record`). The message has the descriptor of the terminal's master, if any."""
+    (`StartedProcess.record`). Its descriptor is the terminal's master, if there is a terminal."""
 
     pid: int
     start_time: int

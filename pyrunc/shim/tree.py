@@ -74,7 +74,7 @@ def kill_session(
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> dict[int, int]:
-    """Return pid -> start time of the leaders of exec sessions whose shim was lost.
+    """Return pid -> start time of the leaders of exec sessions whose shim has ended.
 
     - `first`: the container's first process
     - `processes`: all pids of the container
@@ -116,11 +116,10 @@ def _pid_namespace(pid: int) -> str:
 
 
 def _members(leader: int, statuses: Mapping[int, Stat], killed: Iterable[int]) -> list[int]:
-    """Return the living processes of `statuses` that are members of the session: processes in it,
-    children of members, and processes in another session whose leader is a member.
+    """Return the living processes of `statuses` that are members of the exec session.
 
-    Killed processes count as members, because a child that they made in their last moment has
-    another parent by now.
+    Killed processes count as members: a child that they made in their last moment has another
+    parent by now, and is found by its session.
     """
     below: dict[int, list[int]] = {}
     for pid, status in statuses.items():

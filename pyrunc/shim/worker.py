@@ -93,8 +93,7 @@ def _work(
     answer: socket,
     not_inherited: Sequence[int],
 ) -> NoReturn:
-    """Run the work in the fork, send its result and exit. The kernel kills the fork when the shim
-    ends."""
+    """Run the work in the fork, send its result and exit."""
     try:
         set_parent_death_signal(signal.SIGKILL, shim)
         # A copy in the fork would keep a client's connection open after the shim has closed it.
