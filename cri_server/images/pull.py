@@ -156,8 +156,8 @@ class Pull:
         platform: Platform | None,
     ) -> Manifest:
         """Return the manifest for the platform (None: for this machine). `target`: this manifest,
-        or an index that leads to it. `data`: the content of `target`. The content of each document
-        below an index is added to `blobs`, by digest, the manifest's last."""
+        or an index that leads to it. `data`: the content of `target`. For an index, add the content
+        of each document below it to `blobs`, by digest; the manifest comes last."""
         document = await self._parse(data, target)
         depth = 1
         while isinstance(document, ImageIndex):
@@ -207,7 +207,7 @@ class Pull:
     def _check_signatures(
         self, rules: SignaturePolicy, registry: Registry, digests: list[str]
     ) -> None:
-        """Check the signatures of the documents `digests` (manifest and indexes) before
+        """Check the signatures of the manifest and indexes with these `digests`. Called before
         configuration and layers are downloaded. Raises SignatureValidationFailed, PeerError,
         WrongState."""
         from cri_server.images.signatures import cosign as signatures

@@ -256,8 +256,8 @@ class ImageService:
         """Return the image's configuration and its unpacked layers or mount. Raises NotFound,
         KernelError.
 
-        `container_id`: a container that is being created. The image then keeps its form (mounted or
-        unpacked) and its last name until `release(container_id)`.
+        `container_id`: a container that is being created. Until `release(container_id)` the image
+        then keeps its form (mounted or unpacked), and its last name cannot be removed.
         """
         content = self._store.catalog.content(image_id)
         if not content.mounted:

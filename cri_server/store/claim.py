@@ -193,7 +193,8 @@ def _make(folder: Path, mode: int) -> None:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock `folder` for the `with` block. Raises WrongState if another server has locked it,
-    ResourceExhausted on a full disk, KernelError if the lock file cannot be opened otherwise."""
+    ResourceExhausted on a full disk, KernelError if the lock file cannot be opened for another
+    reason."""
     path = folder / LOCK
     with disk_errors("open", str(path)):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

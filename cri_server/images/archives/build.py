@@ -117,8 +117,8 @@ def image(
     layers: Sequence[bytes], config: Mapping[str, Any] | None = None, **top: Any
 ) -> BuiltImage:
     """Build an image of `layers` for this machine. `config`: the object `config` of the image's
-    configuration (Env, Cmd, …); a missing Env becomes one with a default PATH. `top`: other keys of
-    the configuration, which replace those of the same name."""
+    configuration (Env, Cmd, …); without Env the image gets a default PATH. `top`: other keys of the
+    configuration, which replace those of the same name."""
     platform = manifests.host_platform()
     document = {
         "architecture": platform.architecture,

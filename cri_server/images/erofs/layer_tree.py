@@ -36,8 +36,8 @@ _TICK_ENTRIES = 5000
 def read_layer(
     tar: TarFile, device: int, limits: UnpackLimits, tick: Callable[[], None] = lambda: None
 ) -> ErofsNode:
-    """Return the root of the layer's tree. `device`: the number of the device with its files' data.
-    `tick` is called regularly, and may raise.
+    """Return the root of the layer's tree. `device`: the number of the EROFS device that has the
+    data of the layer's files. `tick` is called regularly, and may raise.
 
     Raises BadLayer, ResourceExhausted.
     """

@@ -1,4 +1,4 @@
-"""Merges layers into one tree as overlayfs would show them, without whiteouts and opaque
+"""Merges layers into one tree as overlayfs would show them. The tree has no whiteouts or opaque
 directories."""
 
 from __future__ import annotations

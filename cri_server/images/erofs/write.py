@@ -136,7 +136,7 @@ class IndexWriter:
     """Encodes the tree of an image."""
 
     def __init__(self, devices: int, uuid: bytes) -> None:
-        """`devices`: the number of devices with the data of the tree's files;
+        """`devices`: the number of layer tars, which are the devices with the files' data;
         `EncodedIndex.put_devices` describes them later. `uuid`: 16 bytes."""
         self._devices, self._uuid = devices, uuid
         self._inodes: dict[int, _Inode] = {}  # by id() of the node

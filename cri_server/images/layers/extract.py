@@ -427,7 +427,7 @@ class _Extractor:
 
     def _charge(self, path: Path) -> None:
         """Count the bytes of a path that stays in memory until the end of the layer. Raises
-        ResourceExhausted above NAMES_LIMIT_BYTES for all paths together."""
+        ResourceExhausted when all such paths together exceed NAMES_LIMIT_BYTES."""
         self._names_bytes += len(path)
         if self._names_bytes > NAMES_LIMIT_BYTES:
             raise ResourceExhausted(

@@ -10,8 +10,8 @@ capabilities for file ownership. It cannot call execve, open sockets or read the
 
 - Device nodes are made by the server afterwards, because the job could open them. Whiteouts (device
   0:0) need no privilege since Linux 5.8.
-- The folder is the root directory, because landlock(7) has no right for chmod(2), chown(2) and
-  setxattr(2), which would work on any file of the host.
+- The folder is the job's root directory, because landlock(7) does not restrict chmod(2), chown(2)
+  and setxattr(2): they would work on any file of the host.
 - CAP_SYS_ADMIN stays for `trusted.overlay.opaque`; seccomp refuses the system calls for its other
   uses, such as ioctl(2), which could freeze the file system.
 - seccomp also refuses the calls by which uid 0 affects other processes of uid 0 without a

@@ -1,9 +1,9 @@
 """Shares work and turns between concurrent pulls: the work on a layer, and the turns to stream a
 blob into its decoder.
 
-Tenants choose the layers that their images name, and the registries choose how fast they answer. So
-a pull waits for another pull's work only if both use the same registry, and only while the other
-one is fast. It waits only briefly for a turn to stream, because it can fetch the blob to a file
+A pull waits for another pull's work only if both use the same registry, and only while the other
+pull is fast: tenants choose the layers that their images name, and registries choose how fast they
+answer. A pull waits only briefly for a turn to stream, because it can fetch the blob to a file
 instead.
 """
 

@@ -1,9 +1,9 @@
 """Decodes a blob while it arrives, without a file: the decoder reads the blob from a ring.
 
-Data that the decoder has read cannot be taken back. `Interrupted` tells the caller to fetch the
-blob to a file instead, in two cases: the download must start again (another host, a server that
-ignores ranges), or the reader failed early. In the second case the digest of the file shows whether
-the registry or the layer is at fault.
+`Interrupted` tells the caller to fetch the blob to a file instead, because data that the decoder
+has read cannot be taken back. It is raised in two cases: the download must start again (another
+host, a server that ignores ranges), or the reader failed early. In the second case the digest of
+the file shows whether the registry or the layer is at fault.
 """
 
 from __future__ import annotations

@@ -168,8 +168,7 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
 
 
 def registry_of(folder: str) -> str:
-    """Return the registry, in its normal form, that the folder name `folder` in `certs.d` stands
-    for."""
+    """Return the registry, in its normal form, that a folder named `folder` in `certs.d` is for."""
     return normal_registry(_FOLDER_PORT.sub(r":\1", folder))
 
 

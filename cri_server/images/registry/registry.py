@@ -436,8 +436,8 @@ class Registry:
             response.close()
 
     def _namespace(self, host: RegistryHost) -> str:
-        """Return the query `?ns=REGISTRY`, which tells a mirror whose content is requested; "" for
-        the registry itself. containerd sends the same query."""
+        """Return the query `?ns=REGISTRY`, which tells a mirror to which registry the content
+        belongs; "" for the registry itself. containerd sends the same query."""
         # Only for a mirror: the query is not in the distribution specification.
         registry = self._reference.registry
         return "" if normal_registry(host.netloc) == registry else f"?ns={quote(registry)}"

@@ -69,8 +69,8 @@ class _Payload(msgspec.Struct):
 def check(
     rules: SignaturePolicy, registry: Registry, reference: Reference, digests: Sequence[str]
 ) -> None:
-    """Check an image's signatures against the policy. `digests`: of the image's manifest and of the
-    indexes that lead to it; a valid signature of any of them is enough.
+    """Check an image's signatures against the policy. `digests`: the digests of the image's
+    manifest and of the indexes that lead to it. A valid signature for one of them is enough.
 
     Raises SignatureValidationFailed, PeerError (the registry does not answer), WrongState (a key
     cannot be read).

@@ -1,9 +1,10 @@
 """Reads the policy that says which images may be pulled: a containers-policy.json(5) with the
 requirements that need no GPG.
 
-The most specific scope of the transport `docker` decides. From the most to the least specific, a
-scope is the image with its tag or digest, its repository, a namespace, the registry, a domain with
-its subdomains (`*.example.com`), the whole transport, or the default.
+Of the scopes of the transport `docker` that cover an image, the most specific one decides, else the
+policy's default. The scopes are, from the most to the least specific: the image with its tag or
+digest, its repository, a namespace, the registry, a domain with its subdomains (`*.example.com`),
+the whole transport.
 """
 
 from __future__ import annotations
