@@ -20,7 +20,7 @@ DIGEST = re.compile(r"sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}")
 
 
 def is_digest(text: object) -> bool:
-    """Return whether `text` is a digest that can be verified here."""
+    """Return whether `text` is a sha256 or sha512 digest."""
     return isinstance(text, str) and DIGEST.fullmatch(text) is not None
 
 

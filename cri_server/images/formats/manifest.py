@@ -106,7 +106,7 @@ class Descriptor(
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """An image's configuration and layers, bottom first. `annotations`: the names only. `others`:
+    """An image's configuration and layers, bottom first. `annotations`: only their names. `others`:
     entries of the layer list that are not file systems, such as WebAssembly, attestations and
     signatures; they are neither fetched nor stored."""
 

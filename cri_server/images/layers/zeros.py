@@ -9,7 +9,7 @@ _LEAST_BYTES = 4096  # less than a block of the disk leaves no hole
 
 def is_hole(piece: memoryview) -> bool:
     """Return whether `piece` is all zeros and at least 4 KiB, so that a hole can replace it. Return
-    False for a piece longer than 256 KiB: decoders put out no more at once."""
+    False for a piece longer than 256 KiB; decoders never yield more at once."""
     size = len(piece)
     if size < _LEAST_BYTES or piece[0] or piece[-1]:  # most data ends here, uncopied
         return False

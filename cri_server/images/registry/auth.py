@@ -6,7 +6,7 @@ A pull secret is sent to these hosts:
 - the registry that the reference names, and the `server` in its own hosts.toml (not `_default`'s);
 - the mirrors in that hosts.toml (not with `pull_secrets = false`), over https or loopback, or if
   the registry is on plain http too;
-- any other host only if it is the host in the secret's server address.
+- any other host only if the secret's server address names it.
 
 A host that gets no pull secret gets the login `auth` that hosts.toml has for it, if any.
 
