@@ -109,8 +109,8 @@ class NetworkConfig(ConfigTable):
     netns_dir: Annotated[
         str,
         at_restart(
-            "The folder in which the network namespace of each pod has a name, a bind mount. "
-            "Plugins get the path of this name as CNI_NETNS. Add-ons that mount the folder "
+            "The folder in which the network namespace of each pod is bind-mounted on a file. "
+            "Plugins get the path of this file as CNI_NETNS. Add-ons that mount the folder "
             "(Cilium, Istio, multus, Antrea) expect the default, in this spelling."
         ),
     ] = "/var/run/netns"
