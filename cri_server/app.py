@@ -1,9 +1,8 @@
-"""Starts and stops the server. It opens its services in order, loads pods and images, and then
-listens.
+"""Starts and stops the server: opens its services in order, loads pods and images, then listens.
 
-The event loop must not block, fork or enter a namespace. A zygote forks the shims and the jobs, and
-threads wait for disks. Pods keep running when the server ends, even after SIGKILL.
-Their shims descend from the keeper (pause/keeper.c), a subreaper that outlives server and shims.
+The event loop must not block, fork or enter a namespace. So a zygote forks the shims and the jobs,
+and threads wait for disks. Pods keep running when the server ends, even after SIGKILL: their shims
+descend from the keeper (pause/keeper.c), a subreaper that outlives server and shims.
 """
 
 from __future__ import annotations
@@ -83,8 +82,8 @@ JOB_MODULES = [
 
 
 def serve(config: Config, read: Read) -> None:
-    """Run the server until SIGTERM or SIGINT. SIGHUP reloads the configuration through `read`.
-    Raises Error if the server cannot start."""
+    """Run the server until SIGTERM or SIGINT. On SIGHUP, call `read` and apply the configuration
+    that it returns. Raises Error if the server cannot start."""
     configure_log(config)
     received = receive(os.environ)
     prepare_process()
@@ -135,7 +134,7 @@ async def _start(
     services: Services, read: Read, changed: asyncio.Event, stack: contextlib.AsyncExitStack
 ) -> None:
     without_sandbox = load(services)
-    # Both wait for the kernel.
+    # Concurrently, because both mostly wait for the kernel.
     await gather(services.images.start(), recover(services, without_sandbox))
     _begin_imports(services)
     await open_nri(services, stack)
@@ -161,8 +160,8 @@ async def _start(
 
 
 async def _replace_shims(services: Services, *, done: bool) -> None:
-    """Replace shims of another version that could not write a log, because a disk was full for
-    example, as soon as they can. `done`: there are none."""
+    """Try again, once a minute, to replace those shims of another version that could not write a
+    log, for example to a full disk. `done`: there are no such shims."""
     while not done:
         await asyncio.sleep(REPLACE_AGAIN_S)
         try:
@@ -172,8 +171,8 @@ async def _replace_shims(services: Services, *, done: bool) -> None:
 
 
 def _begin_imports(services: Services) -> None:
-    """Start the zygote, the keeper, and the shims for the next pods in the background. The zygote
-    first imports its modules, which takes about 0.2 s of CPU time."""
+    """Start in the background: the zygote, the keeper, and shims for the next pods. The imports of
+    the zygote take about 0.2 s of CPU time."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
     services.zygote.begin()
@@ -192,8 +191,8 @@ def open_services(
     paths = stack.enter_context(claimed(config.root, config.state))
     file_system.check(paths)
     node = host.probe(config)
-    # One process for both kinds of children: they have much in common, and a second zygote would
-    # take 3 MiB. Shims must descend from the keeper.
+    # One zygote forks shims and jobs: they share many modules, and a second zygote would take
+    # 3 MiB. It is a child of the keeper, because shims must descend from the keeper.
     zygote = Zygote([*SHIM_MODULES, *JOB_MODULES], keeper=str(paths.state))
     stack.push_async_callback(zygote.close)
     index = StoreIndex()

@@ -2,8 +2,8 @@
 unfinished operations.
 
 States are derived from records and processes. A container that exited while no server ran has an
-exit.json. A container without a shim is ended, and after a reboot all containers have ended. A
-damaged record is renamed and does not prevent the start.
+exit.json. Containers whose shim is gone are ended if no other shim can take them over. After a
+reboot all containers count as exited. A damaged record is renamed; the server starts without it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ Object = TypeVar("Object", Sandbox, Container)
 
 
 def load(services: Services) -> list[str]:
-    """Fill the index from the records. Returns the ids of containers without a sandbox. Raises
-    WrongState when a newer version has written one of the records; then nothing was changed."""
+    """Fill the index from the records. Return the ids of containers without a sandbox in it.
+    If a newer version has written one of the records, raises WrongState before any change."""
     paths = services.paths
     sandboxes = _read(paths.sandbox_records, partial(disk.read_sandbox, paths=paths))
     containers = _read(paths.container_records, disk.read_container)
@@ -54,8 +54,9 @@ def load(services: Services) -> list[str]:
 
 
 async def recover(services: Services, without_sandbox: list[str]) -> None:
-    """Query the shims of the sandboxes that `load` has read, and complete or drop unfinished
-    sandboxes and containers. An error of one object is logged and does not affect the others."""
+    """Query the shims of the sandboxes that `load` has read. Drop sandboxes and containers whose
+    creation or removal was interrupted, and the containers `without_sandbox`. An error in one of
+    them is logged and does not affect the others."""
     await _for_each(_recover_sandbox, services, services.index.sandboxes)
     await _for_each(drop_sandbox, services, unfinished_sandboxes(services))
     await _for_each(drop_container, services, {*without_sandbox, *unfinished_containers(services)})

@@ -49,8 +49,8 @@ async def reload_on_request(services: Services, read: Read, requested: asyncio.E
 
 def apply(services: Services, changed: Config) -> list[ConfigChange]:
     """Apply the settings of `changed` that a running server can change; return all differences.
-    Raises InvalidSpec for an invalid limit and WrongState when journald does not run; then nothing
-    was changed."""
+    Before any change, raises InvalidSpec for an invalid limit, and WrongState when the log is to go
+    to journald but journald does not run."""
     before = services.config
     differences = changes(before, changed)
     config = after_reload(before, changed)
@@ -90,8 +90,8 @@ def report(differences: list[ConfigChange]) -> None:
 
 
 def configure_log(config: Config) -> None:
-    """Configure format, level and rate limit of the log. Raises WrongState when the log goes to
-    journald, which does not run."""
+    """Configure format, level and rate limit of the log. Raises WrongState when the log is to go to
+    journald but journald does not run."""
     configure(config.server.log_level, config.server.log_format, config.server.log_limit_per_s)
 
 
@@ -101,7 +101,8 @@ def certificate_folders(config: Config) -> tuple[Path, ...]:
 
 
 def default_network(config: Config, root: Path) -> dict[str, Any] | None:
-    """Return the built-in network for a node without CNI configuration; None if it is disabled."""
+    """Return the configuration of the built-in network, for a node without CNI configuration; None
+    if the built-in network is disabled."""
     network = config.network
     if not network.builtin:
         return None

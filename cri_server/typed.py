@@ -39,9 +39,9 @@ def _prepare(kind: Any) -> None:
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of a JSON object's members; pass it to json as `object_pairs_hook`. Raises
-    ValueError for a key that occurs twice, because JSON parsers differ in which of its values they
-    use."""
+    """Return a JSON object's members as a dict. This function is an `object_pairs_hook` for json.
+    Raises ValueError for a key that occurs twice: JSON parsers do not agree which of the two values
+    counts."""
     fields: dict[str, Any] = {}
     for key, value in pairs:
         if key in fields:

@@ -161,8 +161,8 @@ class Zygote:
     async def run_for_fd(
         self, function: str, arguments: Record | None = None, timeout_s: float | None = None
     ) -> JobResult:
-        """Run a function in a child as `run` does, without descriptors. The function may also
-        return a list of one descriptor, which the result then has in `fds`."""
+        """Run `function` in a child as `run` does, but pass it no descriptors. The function may
+        return a list of one descriptor; the result then has this descriptor in `fds`."""
         request = RunJob(function, _fields(arguments), {}, timeout_s)
         return await self._run(request, _JobPipes(OUTPUT_LIMIT_BYTES, 1), (), b"")
 
@@ -207,7 +207,7 @@ class Zygote:
                 raise Unavailable("the zygote is closed")
             if self._process is None or self._process.peer.lost:
                 old, self._process = self._process, None
-                # reaped once, also when the caller that noticed its death is cancelled meanwhile
+                # Shielded: the dead zygote is reaped even if this caller is cancelled meanwhile.
                 if old:
                     await asyncio.shield(old.close())
                 self._process = await _ZygoteProcess.start(self._preload, self.keeper)
@@ -309,8 +309,8 @@ class _ZygoteProcess:
 
 
 async def _drain(process: _ZygoteProcess) -> None:
-    """Close a replaced zygote when it has answered its requests, or at once when cancelled. A job
-    may take as long as a pull."""
+    """Close a replaced zygote when it has answered its requests, or at once when cancelled. The
+    answers may take minutes, for example for the layers of a pull."""
     try:
         while process.peer.busy:
             await asyncio.sleep(_DRAIN_INTERVAL_S)
@@ -339,7 +339,7 @@ class _JobPipes:
                 ours, theirs = os.pipe2(os.O_CLOEXEC)
                 self._outputs.append(_Output(self._loop, ours, self._limit_bytes))
                 ends.insert(place, theirs)
-            # Not a pipe, into which the loop would have to write at the job's pace.
+            # A memfd, because the loop would have to write into a pipe at the job's pace.
             ends.insert(0, ipc.open_memory("stdin", stdin))
             yield ends
         finally:
@@ -353,8 +353,8 @@ class _JobPipes:
         fds: list[int] = []
         try:
             # A hostile image may have taken over the job. The kernel closes descriptors beyond the
-            # limit, also the memfd of a message of up to 64 MiB, which the loop would have to
-            # parse.
+            # limit. With a limit of 0 it also closes the memfd of a long message, so the loop need
+            # not parse up to 64 MiB.
             received = ipc.receive(self._result, self._fds_limit)
         except BlockingIOError:
             received = None
@@ -460,8 +460,9 @@ def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
 
 
 def _copy_oom_score(pid: int) -> None:
-    """Give a child of the keeper our OOM score: the keeper's is so low that jobs would be killed
-    last. Does nothing when the child has ended or the score may not be changed."""
+    """Give the keeper's child `pid` the server's oom_score_adj. The child has inherited the
+    keeper's, which is so low that the OOM killer would choose its jobs last. Does nothing when the
+    child has ended or its oom_score_adj may not be changed."""
     own = Path("/proc/self/oom_score_adj").read_text()
     try:
         Path(f"/proc/{pid}/oom_score_adj").write_text(own)

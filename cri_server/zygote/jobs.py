@@ -56,8 +56,8 @@ def dial(arguments: Message, fds: list[int]) -> list[int]:
     """Connect to a TCP port on the loopback interface of a network namespace. Return a list of one
     descriptor, the connected socket. `arguments`: the fields of a DialRequest.
 
-    Raises PeerError if neither 127.0.0.1 nor ::1 accepts the connection, or if the process has
-    ended, also when another process has its pid by now.
+    Raises PeerError if neither 127.0.0.1 nor ::1 accepts the connection, or if the process `pid` of
+    the request has ended, even if the pid was reused.
     """
     request = DialRequest.of(arguments)
     if request.pid:

@@ -20,7 +20,7 @@ from pyrunc.errors import PeerError, Unavailable, error_of
 from pyrunc.kernel.fd import close_all
 
 Answer = tuple[dict[str, Any], list[int]]
-"""The fields of an answer and its descriptors, which are the caller's to close."""
+"""The fields of an answer, and its descriptors. The caller must close the descriptors."""
 
 
 class Peer:
@@ -46,7 +46,8 @@ class Peer:
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._unsent: list[tuple[bytes, list[int]]] = []
-        # The number: asyncio describes an unknown socket object in an error that it ignores.
+        # The descriptor's number: given the socket, asyncio would format it for an error that it
+        # then ignores.
         self._loop.add_reader(sock.fileno(), self._readable)
 
     @property
@@ -57,7 +58,7 @@ class Peer:
     def ask(
         self, request: Mapping[str, Any], fds: Sequence[int] = ()
     ) -> tuple[int, asyncio.Future[Answer]]:
-        """Queue a request; returns its id and the future answer, for `wait_answer`.
+        """Queue a request. Return its id and a future, which `wait_answer` takes.
 
         The caller keeps its descriptors and may close them at once. Raises Unavailable when the
         other end is gone.
@@ -177,7 +178,7 @@ async def wait_fields(answer: asyncio.Future[Answer]) -> dict[str, Any]:
 
 
 def fail(future: asyncio.Future[Any], why: str) -> None:
-    """Make a future that is not done raise Unavailable(`why`). asyncio gives no warning if nothing
+    """Make `future` raise Unavailable(`why`), unless it is done. asyncio does not warn if nothing
     awaits the future."""
     if not future.done():
         future.set_exception(Unavailable(why))

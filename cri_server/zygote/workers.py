@@ -24,7 +24,7 @@ from pyrunc.zygote.messages import FromWorker
 
 LONG_S = 1.0
 LONG_LIMIT = 4
-REQUESTS_LIMIT = 1000  # of one worker: whatever it has heaped up goes with it
+REQUESTS_LIMIT = 1000  # after so many a worker ends, which frees the memory that it has leaked
 KILL_WAIT_S = 2.0  # a killed process that waits for a disk may not end
 
 
@@ -36,7 +36,8 @@ class Workers:
         requests until the socket closes. `name`: for error messages. `limit`: the largest number
         of busy workers, and of idle workers that stay."""
         self._zygote = zygote
-        zygote.on_renewed.append(self.close)  # because the old zygote waits for its jobs
+        # A replaced zygote ends only after its jobs, which include idle workers.
+        zygote.on_renewed.append(self.close)
         self._function = function
         self._name = name
         self._limit = limit
