@@ -1,7 +1,7 @@
 """Container events of CRI's GetContainerEvents: a bounded queue per subscriber, new events only.
 
-A subscriber that does not read loses its stream with an error, never single events; other
-subscribers are not affected.
+If a subscriber does not keep up, its stream ends with an error, but it never misses an event before
+this error. Other subscribers are not affected.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class Events:
     async def subscribe(self) -> AsyncIterator[api.ContainerEventResponse]:
         """Yield new events until the caller stops. Raises ResourceExhausted when the caller did not
         keep up."""
-        # The queue has no maximum: `publish` counts, and the mark of the end must fit beside full
-        # ones.
+        # The queue has no maximum size: `publish` enforces `QUEUE_LIMIT`, and then adds None, which
+        # ends the stream.
         queue: Queue = asyncio.Queue()
         self._queues.add(queue)
         try:

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class LifecycleObserver:
-    """An observer that does nothing. A subclass may refuse an operation with PeerError in the
-    methods that permit it."""
+    """An observer that does nothing. The methods of a subclass may refuse an operation if their
+    docstring here names an error for it."""
 
     async def run_pod(self, sandbox: Sandbox) -> None:
         """Called before a pod is listed. PeerError refuses the pod."""
@@ -36,7 +36,7 @@ class LifecycleObserver:
         """Called when the pod's containers have ended, while its network still exists."""
 
     async def remove_pod(self, sandbox: Sandbox) -> None:
-        """Called when the pod is removed, or was rolled back."""
+        """Called when the pod is removed, or its creation was rolled back."""
 
     async def create_container(
         self, sandbox: Sandbox, container: Container, spec: dict[str, Any]
@@ -59,9 +59,9 @@ class LifecycleObserver:
     async def update_container(
         self, container: Container, limits: api.LinuxContainerResources
     ) -> api.LinuxContainerResources:
-        """Called before limits are set; returns the limits to set in their place. The caller must
-        not hold the container's lock. Any error refuses the update: Conflict, PeerError,
-        InvalidArgument."""
+        """Called before the container's new `limits` are set; returns the limits to set instead.
+        The caller must not hold the container's lock. Any error refuses the update: Conflict,
+        PeerError, InvalidArgument."""
         return limits
 
     async def updated_container(self, container: Container) -> None:
@@ -71,7 +71,7 @@ class LifecycleObserver:
         """Called when the container has ended or will never run."""
 
     async def remove_container(self, container: Container) -> None:
-        """Called when the container is removed, or was rolled back."""
+        """Called when the container is removed, or its creation was rolled back."""
 
     def container_ended(self, container: Container) -> None:
         """Called in place of `stop_container` by code that cannot wait."""

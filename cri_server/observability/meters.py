@@ -55,8 +55,8 @@ class Meters:
 
 
 VERBS = Meters()
-"""By call and gRPC code, such as (`RunPodSandbox`, `OK`)."""
+"""Durations of calls, by call and gRPC code, such as (`RunPodSandbox`, `OK`)."""
 STEPS = Meters()
-"""By verb and step, such as (`run_sandbox`, `network`); successful steps only."""
+"""Durations of successful steps, by verb and step, such as (`run_sandbox`, `network`)."""
 EXITS: Counter[str] = Counter()
-"""Exits of containers by their CRI reason."""
+"""The number of containers that have ended, by CRI reason."""

@@ -2,9 +2,9 @@
 values.
 
 kubelet reads names and label keys once, at its start, so the table is the same for every container.
-A value that this kernel does not count is 0, except for pressure and huge pages: these metrics are
-omitted, because 0 would make the node look idle. So is the size of a writable layer until it is
-measured. Values are integers; seconds are rounded down.
+A value that this kernel does not count is 0. Pressure and huge pages are omitted instead, because 0
+would make the node look idle. The size of a writable layer is omitted until it is measured. Values
+are integers; seconds are rounded down.
 """
 
 from __future__ import annotations
@@ -82,20 +82,19 @@ def _cpu_seconds(key: str) -> Reader:
 
 
 def _memory_stat(key: str) -> Reader:
-    """Return a function from a container's figures to the field `key` of its cgroup's
-    memory.stat."""
+    """Return a reader of the field `key` of memory.stat."""
     return lambda figures: figures.stat(key)
 
 
 def _memory_events(key: str) -> Reader:
-    """Return a function from a container's figures to the field `key` of its cgroup's
-    memory.events; 0 if it is missing."""
+    """Return a reader of the field `key` of memory.events. The value is 0 if the field is
+    missing."""
     return lambda figures: figures.memory.events.get(key, 0)
 
 
 def _limit(name: str) -> Reader:
-    """Return a function from a container's figures to the field `name` of its
-    LinuxContainerResources; 0 without a limit."""
+    """Return a reader of the field `name` of the container's LinuxContainerResources. The value is
+    0 without a limit."""
     return lambda figures: max(0, getattr(figures.limits, name))
 
 

@@ -36,9 +36,9 @@ LAYER_AGE_S = 10.0
 # no CPU time in some windows of one second, and kubelet then reported 0.
 RATE_WINDOW_NS = 10_000_000_000
 SAMPLE_DISTANCE_NS = 1_000_000_000  # shorter times measure the scheduler rather than the group
-LAYER_REST = 10  # pause between walks, as a multiple of the last duration
+LAYER_REST = 10  # pause before a layer's next walk, as a multiple of its last walk's duration
 WALK_WAIT_S = 1.0  # the time that statistics wait for a walk
-WALKS = 4  # that walk at once: the threads are those of all other work on the disk
+WALKS = 4  # walks at the same time: they use the threads of all other work on disks
 DEFAULT_INTERFACE = "eth0"
 NO_MEMORY = Memory(0, {}, {})
 
@@ -62,16 +62,16 @@ class LayerSizes:
     """
 
     def __init__(self) -> None:
-        # The size, and when it is old.
+        # By container id: when the size is old (monotonic), and the size.
         self._cache: dict[str, tuple[float, LayerSize]] = {}
-        # The walk, and until when callers wait for it.
+        # By container id: until when callers wait for the walk, and the walk.
         self._walks: dict[str, tuple[float, asyncio.Task[None]]] = {}
         self._turns = asyncio.Semaphore(WALKS)
 
     async def of(self, roots: Mapping[str, Path]) -> dict[str, LayerSize]:
-        """Return the sizes of the layers. Measures a layer whose size is old. If that takes longer
-        than WALK_WAIT_S, returns the old size, or omits a layer that was never measured, and the
-        walk goes on."""
+        """Return the sizes of the layers. Measures a layer whose size is old. If this takes longer
+        than WALK_WAIT_S, it continues in the background: the result has the layer's old size, or
+        lacks the layer if it was never measured."""
         now = time.monotonic()
         for container_id, root in roots.items():
             cached = self._cache.get(container_id)
@@ -123,7 +123,7 @@ class LayerSizes:
 
 
 def layer_roots(services: Services, containers: Iterable[Container]) -> dict[str, Path]:
-    """Return the folder of each container that holds its writable layer, by id."""
+    """Return, by container id, the folder that holds the container's writable layer."""
     return {each.id: services.paths.container_root(each.id) for each in containers}
 
 
@@ -151,9 +151,9 @@ class CpuRates:
         """Return the nanoseconds of CPU time that the cgroup `key` uses per second. `used_ns`: its
         total CPU time at `now_ns`.
 
-        Returns None until SAMPLE_DISTANCE_NS after the first sample. While the cgroup uses no CPU
-        time, returns None until RATE_WINDOW_NS after it. If `used_ns` has decreased, the cgroup was
-        deleted and created again: the present sample is then the first.
+        Returns None until SAMPLE_DISTANCE_NS after the first sample; if the cgroup has used no CPU
+        time since the first sample, until RATE_WINDOW_NS after it. If `used_ns` has decreased, the
+        cgroup was deleted and created again: the present sample is then the first.
         """
         samples = self._cache.get(key)
         if samples is None or used_ns < samples[-1][1]:
@@ -186,8 +186,8 @@ class CgroupFigures:
 async def of_containers(
     services: Services, containers: Iterable[Container]
 ) -> list[api.ContainerStats]:
-    """Return the stats of all containers: their writable layers, and their usage while they run.
-    One thread measures all."""
+    """Return the stats of all containers: the size of each writable layer, and the usage of each
+    running container. One thread measures all."""
     listed = list(containers)
     # One thread and one visit of each group for the whole list: with a hop for each container a
     # list of 30 pods took 18.7 ms of processor time instead of 7.7.
@@ -238,8 +238,8 @@ def _attributes(container: Container) -> bytes:
 async def of_sandboxes(
     services: Services, sandboxes: Iterable[Sandbox]
 ) -> list[api.PodSandboxStats]:
-    """Return the stats of all pods: the usage of a pod's cgroup; without one, the sum of its
-    containers and pause process. One thread reads all cgroups, each once."""
+    """Return the stats of all pods: the usage of each pod's cgroup, or, if a pod has no cgroup, the
+    sum over its containers and pause process. One thread reads all cgroups, each once."""
     pods = [(sandbox, services.index.containers_of(sandbox)) for sandbox in sandboxes]
     groups_of: dict[str, Cgroup] = {}
     for sandbox, containers in pods:

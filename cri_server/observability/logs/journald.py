@@ -3,8 +3,8 @@ sd_journal_send(3)).
 
 A message is a datagram of `KEY=value` lines. A value with line breaks is preceded by its length. A
 message too long for a datagram is sent as a sealed memfd. The event loop does not wait for the
-journal: a message that the journal's socket refuses is dropped, and the next message that is sent
-has the number of dropped messages.
+journal: a message that the journal's socket refuses is dropped, and the next accepted message has
+the number of dropped messages (PYRUNC_LOST_BEFORE).
 """
 
 from __future__ import annotations

@@ -13,15 +13,15 @@ from collections.abc import Callable
 
 from cri_server.observability.logs.fields import add_to
 
-BURST_S = 4.0  # a burst may have as many messages as this many seconds
+BURST_S = 4.0  # a burst may have the messages of this many seconds
 KINDS_LIMIT = 1024
 
 _Kind = tuple[str, int, str]
 
 
 class RateLimit(logging.Filter):
-    """Limits the messages of each kind to `per_second`, and to `BURST_S` times as many at once (a
-    token bucket). Critical messages always pass.
+    """Limits the messages of each kind to `per_second` on average; a burst may have `BURST_S` times
+    as many (a token bucket). Critical messages always pass.
 
     `clock`: returns monotonic seconds.
     """

@@ -12,9 +12,9 @@ from pyrunc.errors import WrongState
 
 
 def configure(level: str, form: str, limit_per_s: float) -> None:
-    """Replace the root logger's handlers. Raises WrongState when journald does not run.
+    """Replace the root logger's handlers.
 
-    - `form`: text, json or journald.
+    - `form`: text, json or journald. Raises WrongState for journald if journald does not run.
     - `limit_per_s`: how many messages of one kind may pass per second; 0: any number.
     """
     handler = _handler(form)

@@ -20,8 +20,8 @@ from pyrunc.errors import Error, WrongState
 log = logging.getLogger(__name__)
 
 REQUEST_S = 10.0  # to receive a request, and to send a reply
-# More than twice the connections that asyncio accepts in one turn of its loop (a backlog of 100): a
-# connection is read once before newer ones make it the oldest.
+# More than twice the connections that asyncio accepts in one turn of its loop (a backlog of 100):
+# each connection is read at least once before newer ones can displace it (`_make_room`).
 CONNECTIONS_LIMIT = 256
 READ_BYTES = 16 << 10
 SOCKET_MODE = 0o660

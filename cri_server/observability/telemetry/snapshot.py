@@ -53,8 +53,8 @@ GAUGES: dict[str, tuple[str, Labels]] = {
 
 @dataclass(slots=True)
 class Family:
-    """A metric and its samples, by the values of `labels`. `name` lacks the suffix `_total` of a
-    counter, which the client library appends."""
+    """A metric and its samples, by the values of `labels`. The `name` of a counter lacks the suffix
+    `_total`: the client library appends it."""
 
     name: str
     kind: Literal["gauge", "counter"]
@@ -76,7 +76,7 @@ class Histogram:
 
 Snapshot = list[Family | Histogram]
 Value = float | dict[Labels, float]
-"""The value of a metric without labels, or the values of one with labels."""
+"""The value of a metric; for a metric with labels, its value for each tuple of label values."""
 
 
 @dataclass(slots=True)
@@ -128,7 +128,8 @@ class MetricsSource:
         ]
 
     def problems(self) -> list[str]:
-        """The problems that prevent the server from running pods; empty when it is healthy."""
+        """Return the problems that prevent the server from running pods; empty when it is
+        healthy."""
         problems = ["the zygote has ended"] if self.services.zygote.lost else []
         try:
             space = os.statvfs(self.services.paths.root)
@@ -166,7 +167,7 @@ class MetricsSource:
         services, keeper = self.services, self.services.keeper
         return {
             "pyrunc_shims": _labelled(services.shims.count()),
-            # One zygote forks both; earlier versions had two.
+            # One zygote forks shims and jobs; earlier versions had one for each role.
             "pyrunc_zygote_up": {
                 (role,): services.zygote.pid is not None for role in ("shims", "errands")
             },

@@ -1,2 +1,2 @@
-"""The timeline: each past call with the durations of its steps and plugins, also of removed
-pods."""
+"""The timeline: past calls, also those of removed pods, each with the durations of its steps and
+plugins."""

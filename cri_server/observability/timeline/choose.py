@@ -8,12 +8,12 @@ from cri_server.observability.timeline.ring import Entry
 
 
 def choose(entries: Sequence[Entry], pod: str = "", last: int = 0, slowest: int = 0) -> list[Entry]:
-    """Return the calls in `entries` that concern `pod`: its id, a prefix of the id, NAME or
-    NAMESPACE/NAME; "" for all pods. A name selects all pods that ever had it, because kubelet
-    recreates a pod under the same name.
+    """Return the calls in `entries`, or only those of one pod.
 
-    `last`: return only this number of the latest calls. `slowest`: return only this number of the
-    slowest calls, slowest first, and ignore `last`. 0: no limit.
+    - `pod`: the pod's id, a prefix of the id, NAME or NAMESPACE/NAME; "" for all pods. A name
+      selects all pods that ever had it, because kubelet recreates a pod under the same name.
+    - `last`: return only this number of the latest calls. 0: no limit.
+    - `slowest`: return only this number of the slowest calls, slowest first, and ignore `last`.
     """
     chosen = [entry for entry in entries if not pod or _is_of(entry, pod)]
     if slowest:

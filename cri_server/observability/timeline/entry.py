@@ -9,7 +9,7 @@ class SpanRecord(Record):
     """A span.
 
     - `offset_ms`: time from the call's beginning to the span's.
-    - `parent`: the `id` of the enclosing span, None for the call itself.
+    - `parent`: the `id` of the enclosing span; None if the call itself encloses the span.
     - `failed`: True after an error, else None.
     """
 

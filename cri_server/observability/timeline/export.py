@@ -2,9 +2,9 @@
 this key the OpenTelemetry library is not imported.
 
 A call is put into a bounded queue; one thread converts it to spans, and the library's own thread
-sends them. When the collector hangs or is unreachable, only spans are lost. If the caller, such as
-kubelet, sends a W3C `traceparent`, the span that it names becomes the parent, and its flag decides
-whether the call is exported. `sampling` applies to calls without `traceparent`.
+sends them. When the collector hangs or is unreachable, only spans are lost. Callers, such as
+kubelet, may send a W3C `traceparent`: it names the parent of the call's span, and its flag
+`sampled` decides whether the call is exported. `sampling` applies to calls without `traceparent`.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Exporter:
     """Exports the spans of calls until `close`."""
 
     def __init__(self, endpoint: str, sampling: float) -> None:
-        """`endpoint`: http[s]://HOST:PORT, with a path unless it is /v1/traces; `sampling`: the
-        share of calls to export, 0 to 1. Raises Unsupported without the OpenTelemetry library."""
+        """`endpoint`: http[s]://HOST:PORT[/PATH], by default with the path /v1/traces; `sampling`:
+        the share of calls to export, 0 to 1. Raises Unsupported without the OpenTelemetry
+        library."""
         try:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.resources import Resource
@@ -85,7 +86,7 @@ class Exporter:
         self._queue: queue.Queue[Queued | None] = queue.Queue(CALLS_LIMIT)
         self._closed = threading.Event()
         tracer = self._provider.get_tracer("pyrunc-cri", pyrunc.__version__)
-        # The interpreter waits for all threads but daemons at its end.
+        # A daemon thread: at its end the interpreter waits for all other threads.
         threading.Thread(target=self._convert, args=(tracer,), name="tracing", daemon=True).start()
 
     def add(self, call: str, record: Mapping[str, object], trace: Trace) -> None:

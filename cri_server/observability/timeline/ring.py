@@ -29,9 +29,9 @@ FOLLOWER_LIMIT = 1000  # entries that a follower has not read
 INTERVAL_S = 1.0
 
 Entry = dict[str, Any]
-"""{"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields of the log line,
-"spans": a list of `SpanRecord`}. `ended_at_ns` increases strictly. `traceparent`: the caller's, if
-it sent one."""
+"""A recorded call: {"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields of
+the log line, "spans": a list of `SpanRecord`}. A later entry always has a larger `ended_at_ns`.
+`traceparent`: the caller's, if it sent one."""
 
 Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
 
@@ -51,7 +51,8 @@ class Ring:
     def add(self, entry: Entry, trace: Trace | None = None) -> None:
         """Record a call that has ended: set its `ended_at_ns`, queue it for the next write, and
         send it to followers. Takes a microsecond. Call on the event loop."""
-        # The time increases also when the clock is set back: a follower names its last entry by it.
+        # The time increases even if the clock is set back: it identifies the last entry that a
+        # follower has read (`follow`).
         self._ended_at_ns = entry["ended_at_ns"] = max(time.time_ns(), self._ended_at_ns + 1)
         if len(self._waiting) < WAITING_LIMIT:
             self._waiting.append((entry, trace))
@@ -138,8 +139,8 @@ class Ring:
 
 
 def complete(entry: Entry, trace: Trace | None) -> Entry:
-    """Return the recorded call with the spans of its trace that have ended; unchanged without a
-    trace."""
+    """Return `entry` with the ended spans of `trace` in the key `spans`; without a trace, return
+    `entry` unchanged."""
     if trace is None:
         return entry
     spans = [

@@ -1,5 +1,6 @@
-"""Traces of running calls. The RPC layer sets `CURRENT`; code of the call adds its spans there,
-also in tasks that it starts, because tasks inherit context variables."""
+"""Traces of running calls. The RPC layer sets `CURRENT` to the trace of a call. The code that
+serves the call adds spans to this trace, also in tasks that it starts, because tasks inherit
+context variables."""
 
 from __future__ import annotations
 
