@@ -65,8 +65,8 @@ def dump(arguments: Message, fds: list[int]) -> int:
 
 
 def pack(arguments: Message, fds: list[int]) -> int:
-    """Job: pack the content of `work` into the new, synced file `target`. The arguments are a
-    `Pack`. Raises Error, after removing `target`."""
+    """Job: pack the content of the folder `work` into the new file `target`, and sync `target` to
+    disk. The arguments are a `Pack`. On an error, removes `target` and raises Error."""
     request = Pack.of(arguments)
     work, target = request.work, request.target
     with disk_errors("checkpoint", target):
@@ -100,8 +100,8 @@ def _refuse_opaque() -> int:
 
 
 def write_archive(work: str, file: Any) -> None:
-    """Write the checkpoint in the folder `work` to `file` as a tar. Small files come first, so that
-    a reader finds the descriptions quickly."""
+    """Write the checkpoint in the folder `work` to `file` as a tar. The descriptions come first, so
+    that a reader finds them quickly."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         present = os.listdir(work)
         for name in (*(n for n in names.FILES if n in present), names.IMAGES):

@@ -19,8 +19,8 @@ from pyrunc.kernel.path import open_beneath, open_regular_at
 from pyrunc.kernel.tree import FOLDER
 
 OVERLAY = "trusted.overlay."
-# A file without its data, a folder under another name: overlayfs writes these with its options
-# redirect_dir and metacopy.
+# With its options redirect_dir and metacopy overlayfs marks renamed folders and files without data
+# by these attributes; their content is in a lower layer.
 POINTERS = (f"{OVERLAY}redirect", f"{OVERLAY}metacopy")
 _NONE: Mapping[str, str] = {}
 _XATTR = "SCHILY.xattr."
@@ -126,7 +126,7 @@ class _TarWriter:
 
     def _entry(self, place: int, name: bytes, path: bytes, status: os.stat_result) -> None:
         kind = _KINDS.get(stat.S_IFMT(status.st_mode))
-        if kind is None:  # a socket: tars cannot hold these, and CRIU makes bound ones anew
+        if kind is None:  # a socket: tars cannot hold sockets, and CRIU creates bound sockets again
             return
         member = tarfile.TarInfo(os.fsdecode(self._prefix + path))
         member.type, member.mode = kind, stat.S_IMODE(status.st_mode)

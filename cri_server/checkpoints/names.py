@@ -22,12 +22,12 @@ IMAGES = "checkpoint"
 CONFIG, SPEC, STATUS, CONTAINERD_STATUS = "config.dump", "spec.dump", "status.dump", "status"
 LAYER, DELETED, BIND_MOUNTS = "rootfs-diff.tar", "deleted.files", "bind.mounts"
 LOG, STATISTICS = "dump.log", "stats-dump"
-# A file beside the parts of an archive that is being made, with the path of the archive.
+# While an archive is made, this file beside the archive's parts contains the archive's path.
 UNFINISHED = "unfinished"
 FILES = (CONFIG, SPEC, STATUS, CONTAINERD_STATUS, LAYER, DELETED, BIND_MOUNTS, LOG, STATISTICS)
 
-# In the manifest of an image whose only layer has an archive's files: checkpointctl's, CRI-O's,
-# podman's.
+# A manifest with one of these annotations is a checkpoint's: the only layer of its image has an
+# archive's files. They come from checkpointctl, CRI-O and podman.
 ANNOTATIONS = (
     "org.criu.checkpoint.container.name",
     "io.kubernetes.cri-o.annotations.checkpoint.name",

@@ -13,6 +13,6 @@ OPTIONS: dict[str, Any] = {
     "manage_cgroups_mode": "",
     "empty_ns": [],
     "tcp_close": True,
-    # CRIU refuses to dump a process that holds a file lock otherwise (criu(8), --file-locks).
+    # Otherwise CRIU refuses to dump a process that holds a file lock (criu(8), --file-locks).
     "file_locks": True,
 }

@@ -110,8 +110,8 @@ def read(folder: str) -> Checkpoint:
     spec = _document(folder, names.SPEC, _Spec)
     # The reference with a digest comes first: a tag may mean another image by now.
     references = (config.rootfs_image_ref, config.rootfs_image_name, config.rootfs_image)
-    # In the OCI specification the option makes a bind mount, whatever the type says (config.md,
-    # "Mounts").
+    # The option bind or rbind makes a bind mount, whatever the type says (OCI specification,
+    # config.md, "Mounts").
     binds = [
         m.destination for m in spec.mounts or () if m.type == "bind" or _binds(m.options or ())
     ]
@@ -262,7 +262,7 @@ def deleted(folder: str) -> list[str]:
                 f"the checkpoint's {names.DELETED} has an invalid path: {path[:200]!r}"
             )
         split.append(parts)
-    # Every folder on the way to a removed path is made: 16 MiB of paths named millions.
+    # The whiteout of a path needs all its parent folders: 16 MiB of paths could name millions.
     if _count_folders(split) > MOST_FOLDERS:
         raise InvalidArgument(
             f"the checkpoint's {names.DELETED} names more than {MOST_FOLDERS} folders"

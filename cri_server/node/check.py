@@ -27,8 +27,8 @@ def problems(config: Config) -> Iterator[InvalidSpec]:
         "containers.block_io_classes": (containers.block_io_classes, block_io.check),
         "containers.rdt_classes": (containers.rdt_classes, rdt.read),
     }
-    # Not a missing binary, which `doctor` reports: a package may install it later, and other
-    # handlers work without it.
+    # A missing binary is no problem here: a package may install it later, and other handlers work
+    # without it. `doctor` reports it.
     for name, runtime in config.runtimes.items():
         table = f"runtimes.{name}"
         checks[f"{table}.seccomp_profile"] = runtime.seccomp_profile, _read_seccomp_profile

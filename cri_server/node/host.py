@@ -22,7 +22,7 @@ CAP_SYS_RESOURCE = 24
 Limits = dict[str, tuple[int, int]]  # RLIMIT_… -> soft, hard; -1 is unlimited
 UNLIMITED = -1
 
-# The limits of a systemd service, under which containerd and CRI-O run and which images expect.
+# The limits that systemd sets for services: containerd and CRI-O have them, and images expect them.
 # RLIMIT_NPROC is unlimited, because it counts a user's processes on the whole machine; pids.max
 # limits a container's. The soft RLIMIT_NOFILE is low, because programs that use select(2), or that
 # close all descriptors, break with a million.
@@ -75,7 +75,7 @@ def probe(config: Config) -> NodeFacts:
         hostname=os.uname().nodename,
         cgroup_controllers=frozenset(_text(cgroup_root() / "cgroup.controllers").split()),
         cgroup_driver=_driver(config.cgroup.driver, systemd),
-        # The list is in securityfs, which may not be mounted; then no profile can be looked up.
+        # Without the list of profiles, in securityfs, the server cannot know which are loaded.
         apparmor=_text(Path("/sys/module/apparmor/parameters/enabled")) == "Y"
         and Path("/sys/kernel/security/apparmor/profiles").exists(),
         selinux=policy.probe() if config.selinux.enabled else None,

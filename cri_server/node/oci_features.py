@@ -1,5 +1,5 @@
-"""Reads the features of other OCI runtimes that handlers use, by `RUNTIME features` (runtime-spec,
-features.md)."""
+"""Runs `RUNTIME features` (runtime-spec, features.md) to read the features of the OCI runtimes that
+handlers use in place of pyrunc."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class OciFeatures:
         self._cache: dict[str, tuple[Identity, dict[str, Any]]] = {}
 
     async def of_handlers(self, config: Config) -> dict[str, api.RuntimeHandlerFeatures]:
-        """Return the features of each handler, by the handler's name. User namespaces are reported
-        only for handlers that use pyrunc as OCI runtime, whatever other runtimes support."""
+        """Return the features of each handler, by the handler's name. Reports user namespaces only
+        for handlers whose OCI runtime is pyrunc, even if another runtime supports them."""
         features = {}
         for name in handlers.names(config):
             runtime = handlers.find(config, name)
@@ -42,8 +42,8 @@ class OciFeatures:
         return features
 
     async def mounts_rro(self, runtime: RuntimeConfig) -> bool:
-        """Return whether the runtime supports recursive read-only mounts; this project's runtime
-        does."""
+        """Return whether the runtime supports recursive read-only mounts; always True for
+        pyrunc."""
         if not runtime.binary:
             return True
         features = await self._ask(runtime.binary, runtime.arguments)
@@ -56,8 +56,8 @@ class OciFeatures:
             status = await asyncio.to_thread(os.stat, binary)
         except OSError:
             return {}
-        # A package's file keeps the time of its build, and its replacement by rename(2) changes the
-        # inode.
+        # The time alone does not tell a new file, because packaged files may have the time of their
+        # build. A replacement by rename(2) has another inode.
         identity = (" ".join(arguments), status.st_ino, status.st_mtime_ns)
         cached = self._cache.get(binary)
         if cached is None or cached[0] != identity:

@@ -1,9 +1,9 @@
 """The default AppArmor profile of containers, as docker and containerd define it.
 
 It allows a container its own files, network and processes, and denies access to the host through
-/proc, /sys and mounts. apparmor_parser compiles the profile. The server loads it for the first
-container after its own start, so that a new version replaces an old one. Before each later
-container the server loads the profile again if the kernel no longer has it.
+/proc, /sys and mounts. apparmor_parser compiles the profile. After each start the server loads the
+profile for its first container, so that a new version of the profile replaces an old one. Before
+each later container the server loads the profile again if the kernel no longer has it.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def receive(environment: MutableMapping[str, str]) -> dict[str, int]:
     for fd in range(FIRST_FD, FIRST_FD + int(count)):
         name = fd_names[fd - FIRST_FD] if fd - FIRST_FD < len(fd_names) else "unknown"
         try:
-            # The manager passes them inheritable; the zygote and all that it starts would hold
+            # systemd passes the descriptors inheritable: the zygote and all its children would hold
             # them.
             os.set_inheritable(fd, False)
         except OSError as error:

@@ -1,5 +1,5 @@
-"""Notifies the service manager that the server is ready, is stopping, and that its event loop runs
-(sd_notify(3), sd_watchdog_enabled(3)).
+"""Tells the service manager when the server is ready, when it stops, and that its event loop still
+runs (sd_notify(3), sd_watchdog_enabled(3)).
 
 A hanging event loop sends no WATCHDOG=1. systemd then restarts the server, which recovers all pods.
 """
@@ -53,7 +53,7 @@ async def _send_alive(interval_s: float) -> None:
 
 
 def send(message: str) -> None:
-    """Send a message to the service manager; does nothing without one."""
+    """Send `message` to the service manager. Does nothing if NOTIFY_SOCKET is not set."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from cri_server.api import api_pb2 as api
 from pyrunc.errors import InvalidArgument
 
-# Sensitivities, and two categories or ranges of them: what containerd accepts.
+# As in containerd: sensitivities, and at most two categories or ranges of categories.
 LEVEL = re.compile(r"s\d{1,2}(-s\d{1,2})?(:c\d{1,4}(\.c\d{1,4})?(,c\d{1,4}(\.c\d{1,4})?)?)?")
 NAME = re.compile(r"[A-Za-z0-9_.-]+")
 BASE_LEVEL = "s0"
-"""The level without categories: every process may access its files."""
+"""The level without categories: processes of every level may access files that have this level."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,8 +39,8 @@ class SelinuxLevels:
             self._reserved.discard(level)
 
     def _choose(self, taken: Collection[str]) -> str:
-        # 1024 categories have half a million pairs, so the first try nearly always succeeds. The
-        # search below is for a configured range of few.
+        # 1024 categories have half a million pairs, so the first try nearly always succeeds. With a
+        # small `category_range` the search below finds the last free pairs.
         for _ in range(TRIES):
             level = pair(*random.sample(range(self.categories), 2))
             if level not in taken and level not in self._reserved:

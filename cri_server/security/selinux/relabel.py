@@ -38,8 +38,8 @@ REFUSED = frozenset(
     )
 )  # fmt: skip
 REFUSED_BELOW = ("/dev/", "/proc/", "/sys/")
-# Skipped: an entry that was removed or replaced meanwhile, and one that a mount covers, which keeps
-# its labels.
+# With one of these errors an entry keeps its label: the entry was removed or replaced meanwhile, or
+# a mount covers it.
 SKIPPED_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
 BENEATH_MOUNT = RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV
 PATH_PARTS = 64  # the depth to which an error names a path
@@ -81,7 +81,7 @@ def relabel_tree(path: str, label: bytes) -> None:
     A file that also has a hard link outside the volume has the new label there, too. A container
     cannot make such a link, because a volume is a separate mount (link(2), EXDEV).
     """
-    # The path has been resolved: a link in it now was placed there since.
+    # The caller has resolved the path: a symlink in it was placed there since, and is refused.
     with closing_fd(openat2(AT_FDCWD, path, os.O_PATH, resolve=RESOLVE_NO_SYMLINKS)) as top:
         takes_labels = _set(f"/proc/self/fd/{top}", label, path, follow=True)
         if takes_labels and stat.S_ISDIR(os.fstat(top).st_mode):
@@ -144,9 +144,9 @@ def set_label(path: str, label: str) -> None:
 
 
 def _set(path: str, label: bytes, shown_path: str, *, follow: bool) -> bool:
-    """Label the file at `path`, unless it has this label. Return whether the file system can store
-    labels: not if it does not support them or is read-only. `shown_path`: the file's path in error
-    messages; `follow`: label the target of a symlink. Raises KernelError."""
+    """Label the file at `path`, unless it has this label. Return False if the file system does not
+    support labels or is read-only. `shown_path`: the file's path in error messages; `follow`: label
+    the target of a symlink. Raises KernelError."""
     try:
         try:
             if os.getxattr(path, ATTRIBUTE, follow_symlinks=follow).rstrip(b"\0") == label:
