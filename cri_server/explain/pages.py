@@ -25,7 +25,7 @@ CHAPTERS = {
     ),
     "errno": (
         "Errors of the kernel",
-        "They follow a system call and its object: `mount 'overlay' on '/': ENODEV`.",
+        "In messages they follow a system call and its object: `mount 'overlay' on '/': ENODEV`.",
     ),
     "doctor": ("Checks of doctor", "The names are those of `pyrunc-cri doctor`."),
 }
