@@ -130,8 +130,8 @@ async def _remove(
     def remove() -> None:
         with disk_errors("write", str(record)):
             try:
-                # It goes to the trash with the folder. On a disk with `discard` unlink(2) of a
-                # synced file takes 0.3 to 2 ms, until its blocks are free.
+                # The record goes to the trash with the folder. On a disk with `discard` unlink(2)
+                # of a synced file takes 0.3 to 2 ms, until its blocks are free.
                 record.rename(root / record.name)
             except OSError:  # the folder or the record is missing, or the disk is full
                 record.unlink(missing_ok=True)

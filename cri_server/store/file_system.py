@@ -116,8 +116,8 @@ def _check_types(root: Path, folder: Path) -> None:
 
 def _check_overlay(root: Path, probe: Path) -> None:
     try:
-        # volatile (Linux 5.10): the mount's end would otherwise sync the whole file system below
-        # it.
+        # Without volatile (Linux 5.10) the unmount would sync the whole file system of the upper
+        # layer.
         mount = open_layers(
             [str(probe / "lower")], str(probe / "upper"), str(probe / "work"), (("volatile", None),)
         )

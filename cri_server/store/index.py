@@ -40,8 +40,8 @@ class ObjectTable(Generic[Object]):
             del self._by_name[item.name]
 
     def find(self, reference: str) -> Object | None:
-        """Return the object whose id is `reference` or begins with it. None if no or several
-        objects match, or if `reference` is empty."""
+        """Return the object whose id is `reference`, or else the only object whose id begins with
+        `reference`; None if there is no such object, or if `reference` is empty."""
         exact = self._by_id.get(reference)
         # Ids have 64 characters, so a longer text cannot be a prefix, and no search is needed.
         if exact is not None or not reference or len(reference) >= 64:
@@ -50,8 +50,8 @@ class ObjectTable(Generic[Object]):
         return matches[0] if len(matches) == 1 else None
 
     def get(self, reference: str) -> Object:
-        """Return the object whose id is `reference` or the only one that begins with it. Raises
-        NotFound."""
+        """Return the object whose id is `reference`, or else the only object whose id begins with
+        `reference`. Raises NotFound."""
         item = self.find(reference)
         if item is None:
             raise NotFound(f"no such {self._kind}: {reference[:80]!r}")

@@ -36,8 +36,8 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 
 
 def copy(message: AnyMessage) -> AnyMessage:
-    """Copy a CRI message. Store a copy of a part of a request, because the part itself would keep
-    the whole request in memory: 10 KiB instead of 2 for a small container."""
+    """Copy a CRI message. A part of a request must be stored as a copy: the part itself would keep
+    the whole request in memory, 10 KiB instead of 2 for a small container."""
     copied = type(message)()
     copied.CopyFrom(message)
     return copied
@@ -81,7 +81,7 @@ class Sandbox:
     stop_published: bool = False
     gate: Gate = field(default_factory=Gate)
     on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
-    removed: bool = False  # the record; it must not be written again
+    removed: bool = False  # the record is deleted, and must not be written again
     cached_entry: CachedEncoding = field(default_factory=CachedEncoding)
     cached_status: CachedEncoding = field(default_factory=CachedEncoding)
     cached_stats: CachedEncoding = field(default_factory=CachedEncoding)
@@ -167,12 +167,12 @@ class Container:
     lost: bool = False
     created_in: ProcessIdentity | None = None  # the shim that compiled it
     has_cgroup: bool = False  # its cgroup existed after the compilation
-    starting: bool = False  # while True, StartContainer reports an exit, after its own event
-    start_sent: bool = False  # to a shim, which may have started it
+    starting: bool = False  # while True, StartContainer publishes the exit, after the start
+    start_sent: bool = False  # a shim was asked to start the container, and may have done so
     exited: asyncio.Event = field(default_factory=asyncio.Event)
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     on_disk: asyncio.Lock = field(default_factory=asyncio.Lock)
-    removed: bool = False  # the record; as a sandbox's
+    removed: bool = False  # the record is deleted, and must not be written again
     cached_entry: CachedEncoding = field(default_factory=CachedEncoding)
     cached_status: CachedEncoding = field(default_factory=CachedEncoding)
     cached_stats: CachedEncoding = field(default_factory=CachedEncoding)

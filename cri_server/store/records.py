@@ -30,7 +30,7 @@ class SandboxRecord(Record):
     ips: Sequence[str]
     network: str
     netns_path: str
-    # The pause process: the key has this name in the records of earlier versions, too.
+    # The pause process: other versions read it under this name.
     holder: ProcessIdentity | None
     shim: ProcessIdentity | None
     selinux: Sequence[str] = ()

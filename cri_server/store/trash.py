@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 256
 NICE = 10
 END_S = 5.0  # how long the server's end waits for a deletion
-# Folders that come within this time are deleted by one thread, at its end. Meanwhile calls of the
-# same burst do not wait for the interpreter: with 0.1 s, eight concurrent calls of RemovePodSandbox
-# took 1.1 times as long.
+# After this time one thread deletes all folders that came meanwhile. So the calls of one
+# burst do not compete with it for the interpreter: with 0.1 s, eight concurrent calls of
+# RemovePodSandbox took 1.1 times as long.
 TOGETHER_S = 0.5
 
 
@@ -39,7 +39,8 @@ class Trash:
         self._more = False  # folders were added since the thread began
         self._at_once = asyncio.Event()  # set while `wait_deleted` waits
         self._ended = threading.Event()
-        self._stuck: set[str] = set()  # names that failed; tried again at the next start
+        # Folders whose deletion failed; the next server tries again.
+        self._stuck: set[str] = set()
 
     def take(self, path: Path) -> None:
         """Move `path` to the trash for later deletion; does nothing if it is missing. If `path`
