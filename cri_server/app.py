@@ -292,8 +292,8 @@ def _on_exit(services: Services, sandbox: Sandbox, container: Container | None) 
 
 
 async def open_nri(services: Services, stack: contextlib.AsyncExitStack) -> None:
-    """Start the NRI plugins, and accept connections of other NRI plugins. Does nothing unless
-    `[nri] enabled` is set."""
+    """Start the NRI plugins of the plugin folder, and accept connections of external NRI plugins.
+    Does nothing unless `[nri] enabled` is set."""
     if services.config.nri.enabled:
         from cri_server.nri.service import NriObserver
 

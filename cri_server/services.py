@@ -1,5 +1,5 @@
-"""Holds the objects that verbs use, created once at the server's start: configuration, facts of the
-host, index, images, network, shims."""
+"""Holds the objects that CRI calls use, created once at the server's start: configuration, facts of
+the host, index, images, network, shims."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cri_server.zygote.client import Zygote
 
 @dataclass(slots=True)
 class Services:
-    """The objects that verbs use. `running`: the operations in progress by key; a repeated call
+    """The objects that CRI calls use. `running`: the operations in progress by key; a repeated call
     waits for the operation of the first call."""
 
     config: Config
@@ -59,11 +59,11 @@ class Services:
         self.timeline = Ring(self.paths.root / "timeline")
 
     def pod(self, sandbox: Sandbox) -> Pod:
-        """Return the object through which verbs call the shim of `sandbox`."""
+        """Return a `Pod`, through which the server calls the shim of `sandbox`."""
         return Pod(self.shims, sandbox)
 
     def pod_of(self, container: Container) -> Pod | None:
-        """Return the object through which verbs call the shim of `container`; None if the sandbox
-        is gone."""
+        """Return a `Pod`, through which the server calls the shim of `container`; None if the
+        sandbox is gone."""
         sandbox = self.index.sandboxes.find(container.sandbox_id)
         return None if sandbox is None else self.pod(sandbox)

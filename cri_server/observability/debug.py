@@ -40,8 +40,8 @@ def stacks() -> str:
 
 
 def _task(task: asyncio.Task[Any]) -> str:
-    """Return a task's name, its chain of coroutines, the innermost last, and what the innermost one
-    waits for."""
+    """Return a task's name, its chain of coroutines (the innermost last), and what the innermost
+    coroutine waits for."""
     lines: list[str] = []
     waiting: object = None
     awaited: object = task.get_coro()
@@ -79,7 +79,7 @@ def profile(seconds: float) -> list[str]:
 
 
 def _codes(frame: FrameType) -> tuple[CodeType, ...]:
-    """Return the code of a stack, from the outermost function to that of `frame`."""
+    """Return the code objects of a stack, from the outermost frame to `frame`."""
     return tuple(each.f_code for each, _ in traceback.walk_stack(frame))[::-1]
 
 

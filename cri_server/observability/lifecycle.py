@@ -1,4 +1,4 @@
-"""The observer whose methods the verbs call at events of pods and containers.
+"""The observer whose methods the server calls at events of pods and containers.
 
 With `[nri] enabled` the observer is `cri_server.nri.service.NriObserver`. Otherwise it is
 `LifecycleObserver` itself, whose methods do nothing, and the modules of NRI are not imported.
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 class LifecycleObserver:
-    """An observer that does nothing. The methods of a subclass may refuse an operation if their
-    docstring here names an error for it."""
+    """An observer that does nothing. A subclass refuses an operation by raising an error that the
+    method's docstring names."""
 
     async def run_pod(self, sandbox: Sandbox) -> None:
         """Called before a pod is listed. PeerError refuses the pod."""

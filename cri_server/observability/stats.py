@@ -93,7 +93,7 @@ class LayerSizes:
         return sum(size.used_bytes for size in sizes), sum(size.inodes for size in sizes)
 
     def _start_walk(self, container_id: str, root: Path) -> None:
-        """Start a task that measures the layer unless it is running."""
+        """Start a task that measures the layer, unless one runs already."""
         if container_id not in self._walks:
             walk = asyncio.create_task(self._walk(container_id, root))
             self._walks[container_id] = time.monotonic() + WALK_WAIT_S, walk

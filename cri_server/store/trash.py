@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 MOST_WAITING = 256
 NICE = 10
 END_S = 5.0  # how long the server's end waits for a deletion
-# After this time one thread deletes all folders that came meanwhile. So the calls of one
-# burst do not compete with it for the interpreter: with 0.1 s, eight concurrent calls of
+# After this time one thread deletes all folders that came meanwhile. So the calls of one burst do
+# not compete with the thread for the interpreter: with 0.1 s, eight concurrent calls of
 # RemovePodSandbox took 1.1 times as long.
 TOGETHER_S = 0.5
 

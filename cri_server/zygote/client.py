@@ -238,7 +238,8 @@ class _Spawned:
         self.pid, self.pidfd, self.is_child = pid, pidfd, is_child
 
     async def ended(self) -> None:
-        """Wait until the process has ended, and kill it after 5 s. Closes the pidfd."""
+        """Wait until the process has ended; kill it if it has not ended within 5 s. Closes the
+        pidfd."""
         loop = asyncio.get_running_loop()
         ended = asyncio.Event()
         try:

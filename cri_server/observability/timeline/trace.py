@@ -33,7 +33,7 @@ class Span:
 
 @dataclass(slots=True)
 class Trace:
-    """A running call. `origin`: the caller's W3C `traceparent`."""
+    """The trace of a running call. `origin`: the caller's W3C `traceparent`."""
 
     begin_s: float = field(default_factory=time.perf_counter)
     started_at_ns: int = field(default_factory=time.time_ns)
