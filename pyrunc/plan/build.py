@@ -108,7 +108,7 @@ def build(
     ops: list[Op] = [model.Prepare()]
     if process is not None:
         ops += identity.before(process, host)
-    ops += _clone(linux, options.cgroup, steps, host.pinned)
+    ops += _clone(linux, options.cgroup, steps, host.affinity_restricted)
     if options.keyring:
         # Before the filter, because the default profiles refuse keyctl(2).
         ops.append(model.NewKeyring(options.keyring, linux.namespace("user") is not None))
@@ -157,7 +157,7 @@ def build_exec(
     ops += sync("cloned", steps)
     if affinity.final:
         ops.append(model.SetAffinity(cpu_list(affinity.final, "process.execCPUAffinity.final")))
-    elif host.pinned and not affinity.initial:
+    elif host.affinity_restricted and not affinity.initial:
         # Allow all CPUs: the runtime may be pinned (systemd's CPUAffinity, taskset(1)), and the
         # process would inherit its affinity. The cpuset still limits the process.
         ops.append(model.SetAffinity())
@@ -192,7 +192,7 @@ def build_pause(
         ops.append(model.SetOomScore(max(options.oom_score_adj, floor)))
     if options.selinux_label:
         ops.append(model.SetExecLabel("selinux", options.selinux_label))
-    ops += _clone(linux, options.cgroup, steps, host.pinned)
+    ops += _clone(linux, options.cgroup, steps, host.affinity_restricted)
     ops += [
         model.SetPropagation(mounts_abi.MS_SLAVE | mounts_abi.MS_REC),
         # No image: the process is executed by descriptor, so the root can be empty.
@@ -236,12 +236,12 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
     return tuple(folders)
 
 
-def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
+def _clone(linux: Linux, cgroup: bool, steps: Steps, affinity_restricted: bool) -> list[Op]:
     """Plan the namespaces: join the existing ones, clone the process into the new ones (and with
     `cgroup` into its cgroup), set the new ones up.
 
-    `pinned`: the runtime may not run on all CPUs. The new process then gets an affinity to all
-    CPUs.
+    `affinity_restricted`: the runtime may not run on all CPUs. The new process then gets an
+    affinity to all CPUs.
     """
     new = namespaces.new(linux)
     ops, late = namespaces.joins(linux)
@@ -255,7 +255,7 @@ def _clone(linux: Linux, cgroup: bool, steps: Steps, pinned: bool) -> list[Op]:
     ops.append(model.Clone(new, cgroup))
     ops += late
     ops += sync("cloned", steps)
-    if pinned:
+    if affinity_restricted:
         ops.append(model.SetAffinity())
     ops.append(model.NewSession())
     if linux.namespace("user") is not None:

@@ -613,7 +613,7 @@ class HostFacts(Value):
     - `oom_score_adj`: the runtime's own value; its children cannot have a lower one unless
       `lowers_oom_score`
     - `clones_detached`: open_tree(2) can clone a detached mount
-    - `pinned`: the runtime's CPU affinity excludes some CPUs
+    - `affinity_restricted`: the runtime's CPU affinity excludes some CPUs
     - `in_user_namespace`: the runtime is not in the initial user namespace
     - `setgroups`: the runtime's user namespace permits setgroups(2)
     - `cgroup_root`: the mount point of the cgroup v2 tree
@@ -627,7 +627,7 @@ class HostFacts(Value):
     selinux: bool = False
     kcore: bool = True
     clones_detached: bool = True
-    pinned: bool = False
+    affinity_restricted: bool = False
     in_user_namespace: bool = False
     setgroups: bool = True
     cgroup_root: str = "/sys/fs/cgroup"

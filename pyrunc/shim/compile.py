@@ -386,7 +386,7 @@ def _forget_earlier_mount(work: str) -> None:
             pass
 
 
-def execute(
+def compile_exec_request(
     container: SupervisedContainer,
     request: messages.StartExec,
     pidfd: int,

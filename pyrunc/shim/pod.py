@@ -378,7 +378,7 @@ class ShimPod:
             call.fail(error)
 
         steps = self._starter.container(compiled, container.directory, streams.stdio, self._pause)
-        forked = self._starter.waits(compiled)
+        forked = self._starter.needs_fork(compiled)
         container.starting = self._start(steps, done, failed, forked=forked)
         if forked:
             compiled.leave_to_fork()
@@ -534,7 +534,7 @@ class ShimPod:
         container, exec_id, tty = self._running(request.container), request.exec, request.tty
         if exec_id in self._execs:
             raise AlreadyExists(f"exec session {exec_id} was started before")
-        forked = self._starter.exec_waits(request, container)
+        forked = self._starter.exec_needs_fork(request, container)
         streams = ProcessPipes(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
         session = self._execs[exec_id] = SupervisedExec(exec_id, container, call.connection)
         only_output = request.stdout and request.stderr and not (request.stdin or tty)

@@ -323,7 +323,9 @@ class Starter:
                 _runtime_of(container.directory), request, container, stdio
             )
         with closing_fd(container.open_pidfd()) as pidfd:
-            compiled = compile.execute(container, request, pidfd, stdio, self._oom_score_adj)
+            compiled = compile.compile_exec_request(
+                container, request, pidfd, stdio, self._oom_score_adj
+            )
         try:
             assert compiled.launch is not None
             launch = compiled.launch
@@ -341,7 +343,7 @@ class Starter:
         process.parts = compiled.parts.noted
         return process
 
-    def waits(self, compiled: CompiledContainer) -> bool:
+    def needs_fork(self, compiled: CompiledContainer) -> bool:
         """Return whether a container's start must run in a fork, because it waits for other
         processes, such as hooks or a seccomp agent."""
         launch = compiled.launch
@@ -353,7 +355,7 @@ class Starter:
             for step in steps
         )
 
-    def exec_waits(self, request: messages.StartExec, container: SupervisedContainer) -> bool:
+    def exec_needs_fork(self, request: messages.StartExec, container: SupervisedContainer) -> bool:
         """Return whether the start of an exec must run in a fork, because it waits for another OCI
         runtime, or reads a file of the container. Raises Error, OSError."""
         return container.of_other_runtime or compile.looks_up_home(

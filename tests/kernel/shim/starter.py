@@ -150,11 +150,11 @@ class DirectStarter(Starter):
             yield from _wait(process["gate"])
         return self._start(process, stdio, request.tty, container.group)
 
-    def waits(self, compiled: CompiledContainer) -> bool:
+    def needs_fork(self, compiled: CompiledContainer) -> bool:
         assert isinstance(compiled, Direct)
         return bool(compiled.process.get("blocks"))
 
-    def exec_waits(self, request: messages.StartExec, container: SupervisedContainer) -> bool:
+    def exec_needs_fork(self, request: messages.StartExec, container: SupervisedContainer) -> bool:
         return False
 
     def after_stop(self, container_id: str, directory: str) -> None:

@@ -381,8 +381,9 @@ def test_labels_need_their_module(field: str) -> None:
 
 def test_affinity_is_set_on_request() -> None:
     assert "SetAffinity" not in names(plan())
-    pinned = plans.build(parse(default()), HOST.replace(pinned=True), RootfsFacts())
-    assert model.SetAffinity() in pinned.ops
+    host = HOST.replace(affinity_restricted=True)
+    restricted = plans.build(parse(default()), host, RootfsFacts())
+    assert model.SetAffinity() in restricted.ops
     process = Process(args=("x",), exec_cpu_affinity=CpuAffinity("0-1", "3"))
     built = plans.build_exec(parse(default()).linux, process, HOST)
     assert [op.cpus for op in built.ops if isinstance(op, model.SetAffinity)] == [(0, 1), (3,)]
