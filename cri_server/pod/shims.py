@@ -303,8 +303,32 @@ class Shims:
             else:
                 log.warning("sandbox %s: another shim has taken over", sandbox.id)
                 return True
+        client = self._connection(sandbox)
+        if client is not None:
+            await self._end_partial_take_over(sandbox, client)
         self.drop(sandbox)
         return False
+
+    async def _end_partial_take_over(self, sandbox: Sandbox, client: ShimClient) -> None:
+        """Have a shim end the processes of the pod that it has taken over, and stop serving the
+        pod. The shim itself continues, because it serves other pods. If that fails, or takes longer
+        than `ANSWER_S`, the caller kills the shim."""
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                state = await client.state()
+                running = [one.id for one in state.containers if one.exit is None]
+                await asyncio.gather(*(client.stop(one, signal.SIGKILL, 0.0) for one in running))
+                await client.stop_pause()
+                await client.shutdown()
+        except (Error, OSError) as error:
+            log.error(
+                "sandbox %s: its shim cannot stop serving it and is killed: %s", sandbox.id, error
+            )
+        else:
+            sandbox.shim = None
+            # Earlier versions recorded a path below /proc of the shim. This shim may later have
+            # another pod's namespace at the same number.
+            sandbox.netns_path = path_after_take_over(sandbox.netns_path, "")
 
     async def _take_over_pod(
         self, sandbox: Sandbox, living: Sequence[Container], sessions: Sequence[ExecSession]

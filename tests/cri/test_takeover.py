@@ -409,16 +409,25 @@ def test_a_log_that_cannot_be_opened_ends_no_container(server: Server) -> None:
 
 
 def test_a_failed_takeover_ends_no_other_shim() -> None:
-    """The keeper has a malformed entry of a container. Another attempt uses the same new shim."""
+    """The keeper has a malformed entry of a container. All attempts use the same new shim, which
+    also serves another pod. After the last attempt the pod has ended."""
     with Server(settings={"shims": {"count": 1}}) as server:
         server.load_image()
-        pod = server.run_pod()
-        container = server.launch(pod)
+        pod, other_pod = server.run_pod(), server.run_pod()
+        container, other = server.launch(pod), server.launch(other_pod)
+        sibling = server.launch(pod, named(server, "sibling"))
         keeper = Keeper(server.state)
         keeper.put(f"container/{container}", b"{}")
         os.kill(shim_pid(server, pod), signal.SIGKILL)
         failed = f"sandbox {pod}: another shim failed to take over"
         assert wait_until(lambda: server.tail(1000).count(failed) == 2, 30), server.tail()
+        next_shim = shim_pid(server, other_pod)
+        assert wait_until(lambda: server.status(container).state == api.CONTAINER_EXITED, 30)
+        assert server.tail(1000).count(failed) == 4
+        assert wait_until(lambda: server.status(sibling).state == api.CONTAINER_EXITED, 30)
+        assert server.pod_status(pod).state == api.SANDBOX_NOTREADY
+        assert server.output(other, "echo", "here") == "here\n"
+        assert shim_pid(server, other_pod) == next_shim
         assert len(re.findall(r": shim \d+ has ended", server.tail(1000))) == 1
         keeper.close()
         server.remove_all()
