@@ -1,5 +1,5 @@
 """RunPodSandbox: assigns a pod to a shim, then starts its pause process and attaches its network at
-the same time. After a failure all finished steps are undone."""
+the same time. After a failure all begun steps are undone."""
 
 from __future__ import annotations
 
