@@ -237,8 +237,8 @@ def _folders(places: Collection[str]) -> tuple[str, ...]:
 
 
 def _clone(linux: Linux, cgroup: bool, steps: Steps, affinity_restricted: bool) -> list[Op]:
-    """Plan the namespaces: join the existing ones, clone the process into the new ones (and with
-    `cgroup` into its cgroup), set the new ones up.
+    """Plan the operations that join existing namespaces, clone the process into new namespaces, and
+    set up the new ones. `cgroup`: the clone also enters the container's cgroup.
 
     `affinity_restricted`: the runtime may not run on all CPUs. The new process then gets an
     affinity to all CPUs.
@@ -273,8 +273,8 @@ def _root_filesystem(
     options: StartPlanOptions,
     warnings: list[str],
 ) -> list[Op]:
-    """Plan the root file system: root, mounts, devices, links, pivot, working directory, terminal;
-    at the end the mounts that become read-only."""
+    """Plan the operations on the root file system, in this order: root, mounts, devices, links,
+    pivot, working directory, terminal. The last operations make mounts read-only."""
     linux, process, pivot = spec.linux, spec.process, options.pivot
     root_place = options.parent.hook_folder or "/"
     ops: list[Op]

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 
 def before(process: Process, host: HostFacts) -> list[Op]:
-    """Plan the OOM score and the LSM label. The launcher sets them before it clones the process,
-    which inherits them."""
+    """Plan the operations that set the OOM score and the LSM label. The launcher carries them out
+    before it clones the process, which inherits both settings."""
     ops: list[Op] = []
     if process.oom_score_adj is not None:
         # Also when it equals ours: the process that carries out the plan, a shim, may have a lower
@@ -49,7 +49,7 @@ def before(process: Process, host: HostFacts) -> list[Op]:
 
 
 def scheduling(process: Process, personality: Personality | None) -> list[Op]:
-    """Plan scheduler, I/O priority and personality."""
+    """Plan the operations that set the scheduler, the I/O priority and the personality."""
     ops: list[Op] = []
     scheduler, io = process.scheduler, process.io_priority
     if scheduler is not None:
@@ -106,8 +106,8 @@ def change(
         ops.append(model.DropBounding(sets[0], host.last_capability))
     if keep_groups and not user.additional_gids:
         pass
-    # After /proc/PID/setgroups has denied it, setgroups(2) always fails with EPERM, even for an
-    # empty list (user_namespaces(7)).
+    # If /proc/PID/setgroups is `deny`, setgroups(2) always fails with EPERM, even for an empty list
+    # (user_namespaces(7)).
     elif host.setgroups:
         ops.append(model.SetGroups(user.additional_gids))
     elif user.additional_gids:
@@ -124,8 +124,8 @@ def change(
 
 
 def environment(process: Process, home: str) -> tuple[str, ...]:
-    """Return `env` with each name once: the last value, at its position. A missing or empty HOME is
-    appended with the value `home`, or `/` if `home` is empty."""
+    """Return the process's `env`. If a name occurs several times, only its last occurrence stays.
+    If HOME is missing or empty, it is appended with the value `home`, or `/` if `home` is empty."""
     # glibc's getenv(3) returns the first of two values, bash keeps the last: all programs agree
     # only if there is one. The last wins, as in runc.
     by_name: dict[str, str] = {}

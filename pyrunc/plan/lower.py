@@ -31,8 +31,8 @@ CLOCK_REALTIME = 0
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     """Lower a plan to a program for one architecture (`uname -m`; default: this machine's).
 
-    `timed`: the program sends a TIME message after each operation before `Ready` or `LoadFilter`,
-    whichever is first. A filter may refuse clock_gettime(2).
+    `timed`: the program sends a TIME message after each operation that comes before `LoadFilter`
+    and `Ready`. Once loaded, a filter may refuse clock_gettime(2).
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)

@@ -367,8 +367,8 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
     """Return a text for E2BIG: it names the argument or variable that is too long, or the total
     length. Empty if no limit can be exceeded.
 
-    Limits of execve(2): MAX_ARG_STRLEN bytes in one string. For all strings, plus a pointer for
-    each: a quarter of RLIMIT_STACK, but at least 128 KiB and at most 6 MiB.
+    execve(2) takes at most MAX_ARG_STRLEN bytes in one string. The limit for all strings together,
+    with a pointer for each, is a quarter of RLIMIT_STACK, at least 128 KiB and at most 6 MiB.
     """
     # A bound for UTF-8, which takes a microsecond and suffices for most calls.
     if 4 * (sum(map(len, args)) + sum(map(len, env))) <= MAX_ARG_STRLEN:

@@ -2,8 +2,8 @@
 that operations share.
 
 Its methods, and the functions of `lower_mount` and `lower_process`, emit system calls: the program
-makes them later, in the new process. They reach files below the container's root by methods of
-`Lowering`: `beneath` opens an existing file, `place` opens or creates a mount's destination,
+makes them later, in the new process. They reach files below the container's root with methods
+of `Lowering`: `beneath` opens an existing file, `place` opens or creates a mount's destination,
 `attach` attaches a mount to an open file. Sequences of calls that do not depend on the plan are in
 `program.macros`.
 """
@@ -140,10 +140,11 @@ class Lowering:
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
 
     def folder(self, path: str) -> Slot:
-        """Emit the open (O_PATH) of the directory `path` of the container; return its slot. Missing
-        directories on the path are made. The caller emits no close.
+        """Emit the open (O_PATH) of the directory `path` of the container, unless an earlier call
+        has opened it; return its slot. Missing directories on the path are made.
 
-        Later calls for the same path return the same slot, until something is mounted.
+        The caller must not close the descriptor, because later calls for the same path return the
+        same slot, until something is mounted.
         """
         slot = self._folders.get(path)
         if slot is None:
@@ -151,8 +152,8 @@ class Lowering:
         return slot
 
     def parent(self, path: str) -> tuple[Slot, str]:
-        """Emit the open of the directory that contains `path`; return its slot and the last name of
-        `path`. A missing directory is made. The caller emits no close."""
+        """Call `folder` for the directory that contains `path`; return its slot and the last name
+        of `path`. Here, too, the caller must not close the descriptor."""
         above, _, name = path.rpartition("/")
         return self.folder(above or "/"), name
 
@@ -289,7 +290,7 @@ class Lowering:
                 a.sys("fsconfig", context, mnt.FSCONFIG_SET_STRING, key, value, 0, skip=skip)
 
     def new_mask(self) -> Slot:
-        """Emit the calls that create a detached, empty, read-only tmpfs, by which folders are
+        """Emit the calls that create a detached, empty, read-only tmpfs with which folders are
         masked; return the slot of the mount."""
         return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 

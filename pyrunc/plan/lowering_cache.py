@@ -67,9 +67,11 @@ class Fragment(Value):
     operations of the program.
 
     - `packed`: the bytes of each operation of the program
-    - `calls`: the system call's name of each operation of the program
-    - `places`: for each operation of the program, the index of the plan's operation in the fragment
-    - `notes`: index of an operation of the program -> text and mark of its failure
+    - `calls`: for each operation of the program, the name of its system call
+    - `places`: for each operation of the program, the index, within the fragment, of the plan's
+      operation that it comes from
+    - `notes`: index of an operation of the program, within the fragment -> error text and kind of
+      failure
     - `data_bytes`: size of the shared data block when the fragment was made
     """
 
@@ -105,8 +107,8 @@ class PlanAssembler(Assembler):
     def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
         """Append a fragment; this assembler must have the fragment's data.
 
-        `lines`: the plan's line of each operation in the fragment. Without `lines`, the whole
-        fragment belongs to the line that was passed to `at`.
+        `lines`: the line of each of the plan's operations in the fragment. Without `lines`, the
+        whole fragment belongs to the line that was passed to `at`.
         """
         start = len(self._packed)
         self._packed += fragment.packed
@@ -160,8 +162,8 @@ class LoweringCache:
         """Append the cached operations of `lower(lowering, *arguments)` to `a`, whose data begins
         with a copy of the shared block. If they are not cached, append nothing and return False.
 
-        The second call with the same arguments caches them for later copies of the block, unless
-        the cache is full.
+        The second call with the same arguments caches the operations, unless the cache is full.
+        Only later copies of the block contain their data.
         """
         key = lower, arguments
         fragment = self._fragments.get(key)
@@ -183,8 +185,9 @@ class LoweringCache:
     def fragments(
         self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
     ) -> dict[int, tuple[int, Fragment]]:
-        """Return the fragments of a plan: index in `ops` of the first operation -> (number of
-        operations, fragment). Makes and caches missing fragments until the cache is full.
+        """Return the fragments of a plan: index in `ops` of a fragment's first operation -> (its
+        number of plan operations, fragment). Makes and caches missing fragments until the cache is
+        full.
 
         `calls`: class of an operation -> function that lowers it.
         """

@@ -186,7 +186,7 @@ class Sync(Op):
 
 
 class BecomeRoot(Op):
-    """Set uid and gid to 0 of the user namespace."""
+    """Set the uid and the gid to 0 in the user namespace."""
 
 
 class NewSession(Op):
@@ -226,7 +226,8 @@ class AttachRoot(Op):
 
 
 class AttachEmptyRoot(Op):
-    """Make a read-only tmpfs with a few folders and files the root of a pod's pause process."""
+    """Mount a tmpfs as the root of a pod's pause process. It is read-only and contains only the
+    directories `folders`."""
 
     folders: tuple[str, ...]
 
@@ -429,8 +430,8 @@ class MaskPath(Op):
     """Hide a directory behind an empty read-only tmpfs, anything else behind /dev/null. A missing
     path is skipped.
 
-    `copy`: mask all directories by clones of one tmpfs. The kernel must be able to clone detached
-    mounts.
+    `copy`: hide all directories behind clones of one tmpfs. False if the kernel cannot clone
+    detached mounts: each directory gets its own tmpfs.
     """
 
     path: str
@@ -535,7 +536,8 @@ class LoadFilter(Op):
 
 
 class CheckProgram(Op):
-    """Check that the command to execute exists, while errors still reach the caller of create."""
+    """Check that the command can be executed, so that the caller of `create` gets the error, not
+    the caller of `start`."""
 
     args: tuple[str, ...]
     env: tuple[str, ...]

@@ -1,5 +1,5 @@
-"""Plans the entries of `mounts`: sorts options into attributes, propagation and options of the
-filesystem.
+"""Plans the configuration's `mounts`: sorts the options of each mount into attributes, propagation
+and options of the filesystem.
 
 The options have the meaning of runtime-spec 1.3 config.md, as runc reads it: the last occurrence
 wins, and a bind changes only the named attributes. Recursive options (`rro`) change the mount and
@@ -89,8 +89,8 @@ PROC_FILES = frozenset(
 
 
 class MountOptions:
-    """The options of one mount, sorted into attributes, propagation, data of the filesystem, and
-    extensions (`tmpcopyup`, `idmap`, `ridmap`)."""
+    """The options of one mount, sorted into attributes, propagation, options of the filesystem
+    (`data`), and extensions (`tmpcopyup`, `idmap`, `ridmap`)."""
 
     __slots__ = (
         "bind",
@@ -217,7 +217,7 @@ def is_tree(mount: Mount) -> bool:
 
 
 def is_remount(mount: Mount) -> bool:
-    """Return whether the entry only changes an existing mount."""
+    """Return whether this entry of `mounts` only changes an existing mount."""
     return "remount" in mount.options
 
 
@@ -277,8 +277,8 @@ def _plan_remount(options: MountOptions, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
-    """Return whether this mount propagates both ways between host and container. The mount and the
-    root must both be shared.
+    """Return whether this mount propagates both ways between host and container. It does if the
+    mount and the root are both shared.
 
     If only the mount is shared, it is a slave of the host's mount and shared within the container
     only, as under runc.

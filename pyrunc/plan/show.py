@@ -60,8 +60,8 @@ def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
     """Return a table of the operations and steps that were timed: duration and time since the start
     in microseconds, number of the plan's line, text of the line.
 
-    `times`: (number as in `numbered`, nanoseconds of the clock of `started_ns`) in the order of
-    events. Stages of `pyrunc.timings` in it are skipped.
+    `times`: pairs (number as in `numbered`, time in ns by the clock of `started_ns`), in the order
+    of events. Pairs for stages of `pyrunc.timings` are skipped.
     """
     texts = dict(numbered(plan))
     lines, before_ns = ["      us   since start    line  operation"], started_ns
