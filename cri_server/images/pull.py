@@ -1,8 +1,8 @@
-"""Pulls an image: resolves the reference, chooses the platform, fetches and unpacks or indexes the
-layers in parallel, and lists the image last.
+"""Pulls an image: resolves the reference, chooses the platform, fetches the layers and unpacks or
+indexes them in parallel, and lists the image last.
 
-Nothing is visible before the last step. The store's collection removes the content of a failed or
-cancelled pull.
+Before this last step nothing of the image is visible. The store's collection removes the content of
+a failed or cancelled pull.
 """
 
 from __future__ import annotations
@@ -156,8 +156,9 @@ class Pull:
         platform: Platform | None,
     ) -> Manifest:
         """Return the manifest for the platform (None: for this machine). `target`: this manifest,
-        or an index that leads to it. `data`: the content of `target`. For an index, add the content
-        of each document below it to `blobs`, by digest; the manifest comes last."""
+        or an index that leads to it. `data`: the content of `target`. If `target` is an index, add
+        to `blobs`, by digest, the content of the nested indexes on the way and, last, of the
+        manifest."""
         document = await self._parse(data, target)
         depth = 1
         while isinstance(document, ImageIndex):
@@ -183,8 +184,9 @@ class Pull:
         return await self._thread(lambda: manifests.parse(data, descriptor.media_type))
 
     async def _chosen(self, registry: Registry, chosen: Descriptor) -> bytes:
-        """Return the content of the manifest `chosen`, which an index names. Read it from the store
-        only if this repository has served it before; else download it."""
+        """Return the content of the manifest or nested index that `chosen` (an entry of an index)
+        names. Read it from the store only if this repository has served it before; else download
+        it."""
         is_known = chosen.digest in self._store.catalog.documents(self._reference.name)
         data = await self._read(chosen.digest) if is_known else None
         if data is not None:
@@ -192,9 +194,9 @@ class Pull:
         return await self._thread(lambda: registry.manifest(chosen))
 
     def _rules(self) -> SignaturePolicy | None:
-        """Return the signature policy; None if none is configured. Raises WrongState for a policy
-        that cannot be read, SignatureValidationFailed for a policy that rejects all images of the
-        reference's scope, before any request is sent."""
+        """Return the signature policy; None if none is configured. Called before any request is
+        sent. Raises WrongState if the policy cannot be read, SignatureValidationFailed if it
+        rejects all images of the reference's scope."""
         if not self._policy:
             return None
         from cri_server.images.signatures import cosign as signatures
@@ -268,8 +270,8 @@ class Pull:
     # ---- blobs
 
     async def _fetch(self, registry: Registry, descriptor: Descriptor, rate: Rate) -> None:
-        """Download the blob into the store, at most once in this pull. A stored blob is downloaded
-        again, because the caller has decided that this image may not use it."""
+        """Download the blob into the store, at most once in this pull. Download it even if the
+        store has it: the caller has decided that this image may not use the stored blob."""
         async with self._turns.hold(descriptor.digest, self._watch.paused()):
             if descriptor.digest in self._downloaded:
                 return
@@ -309,8 +311,8 @@ class Pull:
             arrivals.flush()
 
     def _arrived(self, size: int, rate: Rate) -> None:
-        """Count `size` received bytes, negative for discarded ones, on the event loop. Called in
-        threads."""
+        """Have the event loop count `size` received bytes; a negative `size` means discarded bytes.
+        Called in the threads that download."""
         self._loop.call_soon_threadsafe(self._count, size, rate)
 
     def _count(self, size: int, rate: Rate) -> None:

@@ -1,7 +1,7 @@
 """Pushes an image: sends the blobs that the registry lacks, then the manifest under its tag.
 Blocking: runs in a thread.
 
-An image is pushed to the registry itself, never to a mirror, with a single PUT for each blob.
+An image is pushed to the registry itself, never to a mirror. Each blob is sent with a single PUT.
 Source: OCI distribution specification, "Push".
 """
 
@@ -41,8 +41,8 @@ def push(
     manifest is made if layers had to be compressed again, or if the image's manifest also has
     entries that are not layers.
 
-    The caller must prevent a collection of the store meanwhile. Raises Unauthorized, PeerError,
-    NotFound.
+    The caller must prevent garbage collection of the store during the call. Raises Unauthorized,
+    PeerError, NotFound.
     """
     target, manifest = platform_manifest(blobs, target)
     config = manifests.parse_config(blobs.read(manifest.config.digest, manifests.LIMIT_BYTES))

@@ -199,8 +199,8 @@ class ImageService:
         return image_id
 
     async def status(self, reference: str) -> Image | None:
-        """Return an image by id (also without `sha256:`, or a unique prefix), tag or digest; None
-        if it is absent."""
+        """Return the image that `reference` names: by id (with or without `sha256:`, or by a unique
+        prefix), by tag or by digest. None if it is absent."""
         return self._store.catalog.find(reference)
 
     async def list(self, reference: str | None = None) -> builtins.list[Image]:
@@ -212,13 +212,15 @@ class ImageService:
         return [image] if image else []
 
     async def remove(self, reference: str) -> None:
-        """Remove names of an image. An image without any name left is removed from the store. An
-        absent image is no error. Raises WrongState if no name would remain and containers use the
-        image, also containers that are being created.
+        """Remove names of an image. An image without any name left is removed from the store. Does
+        nothing for an absent image.
 
-        - For a tag, removes this one name.
-        - For a digest, removes all names with this digest in the same repository.
-        - For an image id, removes all names of the image.
+        - If `reference` is a tag, remove this one name.
+        - If it is a digest, remove all names with this digest in the same repository.
+        - If it is an image id, remove all names of the image.
+
+        Raises WrongState if no name would remain and containers, also ones that are being created,
+        use the image.
         """
         with self._store.errors():
             await self._store.remove_names(lambda: self._names_to_remove(reference))
@@ -301,20 +303,20 @@ class ImageService:
 
         With `references`, return only the set of the manifest that the first usable reference leads
         to. A reference is usable if it names the image, or if the image has a name in the
-        reference's repository. If none is usable, return the sets of all manifests. An annotation
-        then counts only if all have it, because any user may push another manifest of the image.
-        Raises NotFound.
+        reference's repository. If none is usable, return the sets of all manifests. The caller must
+        then ignore annotations that are not in every set, because any user may push another
+        manifest of the image. Raises NotFound.
         """
         contents = self._store.catalog.contents(image_id, references)
         return [content.manifest.annotations for content in contents]
 
     def names(self, image: Image, references: Sequence[str]) -> tuple[str, str]:
-        """Return two names of the image: one with a tag (with a digest if there is no tag), and one
-        with a digest.
+        """Return two names of the image: the first with a tag (with a digest if there is no tag),
+        the second with a digest.
 
         Both names have the repository of the first usable reference. A reference is usable if it
         names the image, or if the image has a name in the reference's repository. If none is
-        usable, return the image's first names. An image without names has its id as both.
+        usable, return the image's first names. For an image without names, return its id twice.
         """
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:
@@ -404,9 +406,9 @@ class ImageService:
         return image, catalog.name(reference) or catalog.names_of(image.id)[0]
 
     async def save(self, references: Sequence[str]) -> AsyncGenerator[bytes, None]:
-        """Yield an archive of the images, in pieces of bytes. In the archive an image has the tag
-        of its reference; an image that `references` names by id has all its tags. Raises NotFound,
-        KernelError."""
+        """Yield an archive of the images, in pieces of bytes. In the archive, an image that is
+        named by tag has only this tag; an image that is named by id has all its tags. Raises
+        NotFound, KernelError."""
         from cri_server.images.archives import export as exports  # takes 0.5 MiB with tarfile
 
         tags: dict[str, dict[str, None]] = {}  # by image id, without repetitions
@@ -500,8 +502,8 @@ class ImageService:
         """Load all images of a docker-archive or OCI archive (a plain or compressed tar), with
         their tags; return them.
 
-        `name` replaces the names of an archive's only image. Raises InvalidArgument, NotFound (no
-        image for this platform), ResourceExhausted, KernelError.
+        `name`: replaces the names in the archive, which must then contain only one image. Raises
+        InvalidArgument, NotFound (no image for this platform), ResourceExhausted, KernelError.
         """
         watch = Watch(self._no_progress_timeout_s, f"loading {path}")
         try:

@@ -99,7 +99,8 @@ class Watch:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock during the `with` block, which waits for other work or for the disk."""
+        """Stop the clock during the `with` block. Meant for a block that waits for other work or
+        for the disk."""
         self._pauses += 1
         try:
             yield

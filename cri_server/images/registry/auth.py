@@ -3,15 +3,16 @@ their answers. No I/O.
 
 A pull secret is sent to these hosts:
 
-- the registry that the reference names, and the `server` in its own hosts.toml (not `_default`'s);
-- the mirrors in that hosts.toml (not with `pull_secrets = false`), over https or loopback, or if
-  the registry is on plain http too;
+- the registry that the reference names, and the `server` in the registry's own hosts.toml (not in
+  `_default`'s);
+- the mirrors in the registry's own hosts.toml, except those with `pull_secrets = false`; over plain
+  http only if the mirror is on loopback or the registry is on plain http, too;
 - any other host only if the secret's server address names it.
 
 A host that gets no pull secret gets the login `auth` that hosts.toml has for it, if any.
 
-The registry's challenge names the token server. The token server gets the registry's secret; if the
-registry is on https, only over https.
+The registry's challenge names the token server. The token server gets the registry's secret; but if
+the registry is on https, a token server on plain http gets no secret.
 """
 
 from __future__ import annotations
@@ -83,9 +84,9 @@ def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> C
 
 
 def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
-    """Return whether `host` may receive the pull secret `auth`. A secret with no server address, or
-    with the registry's, is for the registry and for its trusted mirrors with a private connection.
-    Any other secret is for the host at its server address."""
+    """Return whether `host` may receive the pull secret `auth`. If the secret's server address is
+    empty or the registry's, the secret is for the registry, and for the trusted mirrors that
+    `_is_private` accepts. Any other secret is for the host at its server address."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))

@@ -49,8 +49,8 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 
 class HostUnavailable(PeerError):
     """A host could not be reached, broke the connection, or is overloaded, so that another attempt
-    or another host may succeed. `refused`: the host refused the connection. `retry_after_s`: the
-    seconds that it demands to wait."""
+    or another host may succeed. `refused`: the host refused the connection. `retry_after_s`: how
+    many seconds the host demands to wait."""
 
     def __init__(
         self, message: str, retry_after_s: float | None = None, *, refused: bool = False
@@ -99,7 +99,7 @@ class RegistrySession:
             manager.clear()
 
     def check(self) -> None:
-        """Raise Abandoned after `abort`."""
+        """Raise Abandoned if `abort` has been called."""
         if self._aborted.is_set():
             raise Abandoned
 
@@ -113,7 +113,7 @@ class RegistrySession:
     ) -> tuple[BaseHTTPResponse, str]:
         """Send a GET or HEAD, and follow redirects. Return the response, and the host[:port] of
         another origin that a redirect led to ("" if none did). The caller must not send a secret to
-        that origin. The response's body is unread, and the caller closes it.
+        that origin. The caller reads the response's body, and closes the response.
 
         Raises HostUnavailable, Forbidden, Abandoned.
         """
@@ -280,7 +280,8 @@ class RegistrySession:
     def _pool_classes(self, sent_by: RegistryHost | None, socks: Proxy | None) -> dict[str, Any]:
         """Return urllib3's pool classes by scheme. Their connections are registered with this
         session for `abort`, and go through the SOCKS proxy `socks` if there is one. `sent_by`: the
-        host whose answer chose the URL; the peer's address is then checked. None: no check."""
+        host whose answer contained the URL, so that the peer's address is checked; None: it is not
+        checked."""
         session = self
 
         class Http(HTTPConnection):

@@ -2,9 +2,9 @@
 which lists mirrors in order; the registry itself is the last host.
 
 Sources: containerd's docs/hosts.md; `rewrite` is from k3s and RKE2, `auth` has the keys of
-containerd's old registry.configs, `pull_secrets` is ours. The folder is `HOST`, `HOST_PORT_` or
-`HOST:PORT`, else `_default`. A folder without hosts.toml may hold docker's `*.crt` (authorities)
-and `*.cert` with `*.key` (client certificates).
+containerd's old registry.configs, `pull_secrets` exists only in pyrunc. The folder is `HOST`,
+`HOST_PORT_` or `HOST:PORT`, else `_default`. A folder without hosts.toml may hold docker's `*.crt`
+(authorities) and `*.cert` with `*.key` (client certificates).
 """
 
 from __future__ import annotations
@@ -168,13 +168,14 @@ def folder_of(domain: str, certs_dirs: Sequence[Path]) -> Path | None:
 
 
 def registry_of(folder: str) -> str:
-    """Return the registry, in its normal form, that a folder named `folder` in `certs.d` is for."""
+    """Return the normal form of the registry whose settings are in the folder `folder` of
+    `certs.d`."""
     return normal_registry(_FOLDER_PORT.sub(r":\1", folder))
 
 
 def _spellings(normal: str, certs_dir: Path) -> Iterator[tuple[int, str]]:
     """Yield (rank, name) of each folder in `certs_dir` whose name is a spelling of the registry
-    `normal`. The folder with the lowest rank counts."""
+    `normal`. The caller uses the folder with the lowest rank."""
     host, port = split_port(normal)
     preferred = ([f"{host}_{port}_"] if port else []) + [normal]
     try:

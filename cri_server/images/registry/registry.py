@@ -84,9 +84,9 @@ class Registry:
         content; the content is None if the descriptor is in `stored`. Raises NotFound,
         Unauthorized, PeerError, InvalidSpec (hosts.toml).
 
-        `stored`: by digest, the descriptors of this repository in the store. If there are any, a
-        HEAD asks for the current digest, and a GET follows only for a digest that is not stored.
-        Docker Hub's rate limit counts GETs of manifests, but not HEADs.
+        `stored`: the stored descriptors of this repository, by digest. If there are any, a HEAD
+        asks for the current digest, and a GET follows only if this digest is not stored. Docker
+        Hub's rate limit counts GETs of manifests, but not HEADs.
         """
         reference = self._reference
         capability = PULL if reference.digest else RESOLVE
@@ -100,8 +100,8 @@ class Registry:
         return self._from_hosts(capability, find)
 
     def manifest(self, descriptor: Descriptor) -> bytes:
-        """Fetch the manifest `descriptor`, which an index names; return its content. Raises
-        NotFound, Unauthorized, PeerError, InvalidSpec (hosts.toml)."""
+        """Fetch the manifest or index that `descriptor` (an entry of an index) names, and return
+        its content. Raises NotFound, Unauthorized, PeerError, InvalidSpec (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> bytes:
             _, data = self._manifest(host, descriptor.digest, descriptor.digest)
@@ -181,8 +181,8 @@ class Registry:
         """Call `fetch` with each host that has the capability, in order, until a call succeeds;
         return its result. `retry`: call `fetch` again for a host that is unavailable.
 
-        When all hosts fail, raises the kind of error of the last host, which is the registry
-        itself. The message has the errors of all hosts, except for InvalidSpec.
+        If all hosts fail, raises an error of the same kind as the last host's error; the last host
+        is the registry itself. The message has the errors of all hosts, except for InvalidSpec.
 
         - NotFound, Unauthorized.
         - PeerError: its message begins with RegistryUnavailable if the last host was unavailable.
@@ -221,8 +221,8 @@ class Registry:
     def _pause(self, host: RegistryHost, failures: int, limit: int, error: HostUnavailable) -> None:
         """Wait before the next request to `host`, at least as long as `host` demands.
 
-        Raises `error` instead when `host` has failed `limit` times (a mirror: MIRROR_ATTEMPTS
-        times), demands too long a wait, or is a mirror that refuses connections.
+        Raises `error` instead when `host` has failed `limit` times (MIRROR_ATTEMPTS times if it is
+        a mirror), demands too long a wait, or is a mirror that refuses connections.
         """
         is_last = host is self._hosts[-1]
         retry_after_s = error.retry_after_s or 0.0
@@ -398,8 +398,8 @@ class Registry:
 
     def has_blob(self, host: RegistryHost, digest: str) -> bool:
         """Return whether `host` has the blob. A registry that stores its blobs elsewhere, such as
-        in S3, redirects there; any status but 200 from there counts as no. Raises HostUnavailable,
-        Unauthorized, PeerError."""
+        in S3, redirects there; then any other status than 200 means that the blob is missing.
+        Raises HostUnavailable, Unauthorized, PeerError."""
         what = f"blobs/{digest}"
         response, other = self._response(host, what, {}, "HEAD")
         if not other and response.status != 404:
@@ -413,8 +413,8 @@ class Registry:
         """Send a request without following redirects; return the response. Raises HostUnavailable,
         Unauthorized.
 
-        Logs in when the host requires it. But an iterator as `body` cannot be sent twice: before
-        such a request, another one must have logged in.
+        When the host requires a login, log in and send the request again. This is not possible if
+        `body` is an iterator: then an earlier request must have logged in.
         """
 
         def send(login: dict[str, str]) -> tuple[BaseHTTPResponse, str]:
