@@ -52,7 +52,8 @@ def after_reload(before: Config, after: Config) -> Config:
 
 def keys() -> Iterator[tuple[str, str, bool]]:
     """Yield (table, key, reloads) for each key; `reloads` is True if a running server applies a new
-    value. [runtimes.NAME] is left out: a running server applies all of its keys."""
+    value. Leaves out [runtimes.NAME], because a running server applies new values of all its
+    keys."""
     for table in msgspec.structs.fields(Config):
         if table.name == "runtimes":
             continue

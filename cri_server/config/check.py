@@ -1,7 +1,7 @@
-"""Checks what the types of a configuration leave open, such as the forms of addresses and paths.
-Reads no files.
+"""Checks rules for configuration values that types cannot express, such as the forms of addresses
+and paths. Reads no files.
 
-Each check yields all its errors as InvalidSpec with the path `table.key`.
+Each check yields an InvalidSpec for each wrong value; its `path` is `table.key`.
 """
 
 from __future__ import annotations

@@ -28,8 +28,8 @@ def names(config: Config) -> list[str]:
 
 
 def find(config: Config, name: str) -> RuntimeConfig | None:
-    """Return the table [runtimes.NAME] of a handler, or None for an unknown handler. The default
-    handler has an empty table if the configuration has none."""
+    """Return the table [runtimes.NAME] of a handler, or None for an unknown handler. If the default
+    handler has no table, return an empty one."""
     if name in OURS:
         return config.runtimes.get(name) or RuntimeConfig()
     return config.runtimes.get(name)

@@ -32,7 +32,7 @@ class LoadedConfig:
     origins: dict[Key, ConfigSource | None]
 
     def origin(self, key: Key) -> str:
-        """Return `FILE:LINE`, `command line` or `default`."""
+        """Return where `key` was set: `FILE:LINE`, `command line` or `default`."""
         return _place(key, self.origins)
 
 
@@ -97,7 +97,8 @@ def all_problems(path: Path | None, also: Problems = lambda config: ()) -> list[
 
 
 def problems(source: ConfigSource) -> Iterator[tuple[Key, InvalidSpec]]:
-    """Yield (key, error) for each key of a file that is unknown or whose value has a wrong type."""
+    """Yield (key, error) for each unknown key of a file, and for each key whose value has a wrong
+    type."""
     from cri_server.config.unknown import unknown_keys
 
     unknown = dict(unknown_keys(source.values))
@@ -120,8 +121,8 @@ def _nested(key: Key, value: Any) -> dict[str, Any]:
 
 
 def _without(values: dict[str, Any], keys: Collection[Key], before: Key = ()) -> dict[str, Any]:
-    """Return a copy of the nested tables `values` without `keys`. All keys are full, from the top
-    level of the file; `before` is the full key of the table `values` itself."""
+    """Return a copy of the nested tables `values` without `keys`. `keys`: full keys, from the top
+    level of the file on; `before`: the full key of the table `values` itself."""
     return {
         name: _without(value, keys, (*before, name)) if isinstance(value, dict) else value
         for name, value in values.items()

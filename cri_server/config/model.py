@@ -22,8 +22,8 @@ Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 
 
 def explained(text: str) -> msgspec.Meta:
-    """Return the metadata of a key whose new value a running server applies on SIGHUP. The
-    installed configuration file prints `text` above the key."""
+    """Return the metadata of a key that can change while the server runs: SIGHUP applies a new
+    value. The installed configuration file prints `text` above the key."""
     return msgspec.Meta(description=text, extra={"reloads": True})
 
 
@@ -34,8 +34,8 @@ def at_restart(text: str) -> msgspec.Meta:
 
 
 class ConfigTable(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A TOML table; unknown keys are errors. The first line of the docstring is the table's heading
-    in the installed file."""
+    """A TOML table; unknown keys are errors. The first line of a subclass's docstring is the
+    heading of its table in the installed file."""
 
 
 class ServerConfig(ConfigTable):

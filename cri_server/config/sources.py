@@ -28,7 +28,7 @@ class ConfigSource:
     values: dict[str, Any]
 
     def place(self, key: Key) -> str:
-        """Return `FILE:LINE` of a key or of the nearest enclosing table; `FILE` if there is
+        """Return `FILE:LINE` of a key or of the nearest enclosing table; `FILE` if the file has
         neither."""
         lines_by_key = lines(self.text)
         for length in range(len(key), 0, -1):
