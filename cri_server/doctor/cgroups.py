@@ -61,8 +61,8 @@ def _controllers(host: Machine, root: str) -> Iterator[CheckResult]:
 
 
 def driver(host: Machine) -> Iterator[CheckResult]:
-    """Check that the machine suits [cgroup] driver: systemd must run for `systemd`, and should not
-    run for `cgroupfs`."""
+    """Check that [cgroup] driver fits this machine: with the driver `systemd`, systemd must run;
+    with `cgroupfs`, it should not."""
     setting, systemd = host.config.cgroup.driver, host.has_systemd
     if setting == "systemd" and not systemd:
         yield wrong(
@@ -83,7 +83,7 @@ def driver(host: Machine) -> Iterator[CheckResult]:
 
 
 def driver_in_use(host: Machine) -> str:
-    """Return the driver that the server uses."""
+    """Return the cgroup driver that the server uses."""
     if host.config.cgroup.driver != "auto":
         return host.config.cgroup.driver
     return "systemd" if host.has_systemd else "cgroupfs"

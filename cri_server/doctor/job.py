@@ -1,5 +1,6 @@
-"""Runs the doctor's read-only checks as a job, in a process that the zygote forks. The server does
-not import the checks: with YAML, for kubelet's configuration, they would take 2 MiB."""
+"""Runs the doctor's read-only checks as a job, in a process that the zygote forks. The server
+itself does not import the checks: with the YAML parser for kubelet's configuration, they would take
+2 MiB of memory."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ PRINT_PROBLEMS = "cri_server.doctor.job:print_problems"
 
 
 def print_problems(arguments: Message, fds: list[int]) -> None:
-    """Examine this machine. Stdin has the server's configuration as JSON. Print a JSON list with
-    the logging level and the text of each problem."""
+    """Read the server's configuration as JSON from stdin, and examine this machine. Print a JSON
+    list with the logging level and the text of each problem."""
     # Imported here, in the fork, so that the zygote does not have the modules.
     import msgspec
 

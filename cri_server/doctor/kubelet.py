@@ -24,7 +24,7 @@ NAMES = ("kubelet", "k3s", "k3s-server", "k3s-agent", "rke2", "k0s")
 
 
 def kubelet(host: Machine) -> Iterator[CheckResult]:
-    """Check that kubelet uses this server, and the server's cgroup driver."""
+    """Check that kubelet uses this server and has the same cgroup driver as the server."""
     arguments, source = _command(host)
     if arguments is None:
         yield note("kubelet", "no kubelet is installed", "only `pyrunc-cri run` makes pods")

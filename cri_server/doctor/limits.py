@@ -1,4 +1,5 @@
-"""Checks of security modules, of limits of the machine, and of swap."""
+"""Checks of security modules, of the machine's limits, of swap, and of the executables of runtime
+handlers."""
 
 from __future__ import annotations
 
@@ -62,7 +63,7 @@ def apparmor(host: Machine) -> Iterator[CheckResult]:
 
 
 def selinux(host: Machine) -> Iterator[CheckResult]:
-    """Check that the policy of SELinux, if it is on, knows the labels of containers."""
+    """If SELinux is on, check that its policy knows the labels of containers."""
     kernel = host.path(policy.KERNEL)
     labels = policy.probe(host.top)
     if labels is None:

@@ -28,7 +28,7 @@ class CheckResult:
     - `code`: the check's stable name, which `explain` describes.
     - `observation`: the state of the machine.
     - `effect`: the consequence of this state for pods.
-    - `remedy`: a command that mends the state, or a setting and its file."""
+    - `remedy`: a command that mends the state, or the setting to change and its file."""
 
     code: str
     level: Level

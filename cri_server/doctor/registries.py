@@ -12,8 +12,8 @@ EXAMPLE = "registry.example"  # represents the registries of the folder _default
 
 
 def registries(host: Machine) -> Iterator[CheckResult]:
-    """Check the hosts.toml files: yield a result for each one that is unusable, has ignored keys,
-    or lies in a folder that the server ignores."""
+    """Check the hosts.toml files: yield a result for each file that has errors or ignored keys, or
+    lies in a folder that the server ignores."""
     named = [folder for folder in host.config.registry.config_path.split(":") if folder]
     files = [file for folder in named for file in sorted(host.path(folder).glob("*/hosts.toml"))]
     problems = list(_repeated(host, files))
