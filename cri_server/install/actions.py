@@ -141,7 +141,7 @@ class Remove:
 @dataclass(frozen=True, slots=True)
 class EndKeeper:
     """Ends the process pyrunc-keeper of the state directory `path`. The keeper stores descriptors
-    for the server, and would outlive the server as long as it stores any."""
+    for the server. As long as it stores any, it would run on after the server's end."""
 
     path: str
 

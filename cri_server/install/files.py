@@ -1,5 +1,4 @@
-"""Lists the files that an installation writes, with their paths and texts; the executables are not
-among them."""
+"""Lists the paths and texts of the files that an installation writes, except the executables."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A drop-in for a kubelet that systemd runs. It appends the server's socket to kubelet's command
 line and orders kubelet after the server.
 
-kubelet uses the last one of repeated flags, so the drop-in overrides endpoints in kubeadm's flags
-and variables.
+If a flag is repeated, kubelet uses the last value. The drop-in therefore overrides an endpoint in
+kubeadm's flags and variables.
 """
 
 from __future__ import annotations

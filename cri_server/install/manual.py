@@ -128,7 +128,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape text for roff: backslashes, hyphens as minus signs that can be copied, and requests at
-    the start of a line."""
+    """Escape text for roff: backslashes, backquotes, hyphens (they become minus signs, which can be
+    copied), and the `.` or `'` of a request at the start."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`")
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain

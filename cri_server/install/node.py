@@ -119,10 +119,9 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
     """Return the actions that undo an installation. `purge`: also remove images, records and a
     changed configuration.
 
-    Raises WrongState while there are pods, or while a server runs that systemd did not start. With
-    `purge` raises it also while something is mounted below the folders to remove. Raises OSError
-    when a file cannot be read, Error when the installation's record or the configuration is
-    malformed.
+    Raises WrongState while there are pods, or while a server that systemd did not start is running;
+    with `purge` also while something is mounted below the folders to remove. Raises OSError when a
+    file cannot be read, Error when the installation's record or the configuration is malformed.
     """
     refuse_with_pods(request.root)
     refuse_with_server(request)
@@ -164,8 +163,8 @@ def refuse_with_pods(root: Path) -> None:
 
 
 def refuse_with_server(request: InstallRequest) -> None:
-    """Raise WrongState while a server runs that systemd did not start, because the server would
-    lose its folders. (A server of the systemd unit is stopped by the uninstallation.)"""
+    """Raise WrongState while a server that systemd did not start is running, because it would lose
+    its folders. (The uninstallation stops a server of the systemd unit.)"""
     settings = _settings(request.root)
     for folder in (settings.server.root, settings.server.state):
         if claim.is_locked(beneath(request.root, folder)) and not (
@@ -233,8 +232,8 @@ def _is_changed(root: Path, path: str, content: bytes) -> bool:
 
 
 def _plugins(request: InstallRequest) -> Iterator[Action]:
-    """Yield the actions that install the CNI plugins as executables, for other runtimes and for
-    plugins that delegate to them. The server itself has the plugins built in."""
+    """Yield the actions that install the CNI plugins as executables, for other runtimes, and for
+    plugins such as flannel, which executes bridge. The server itself has the plugins built in."""
     for name in builtin.MODULES:
         path = f"{PLUGINS}/{name}"
         if not _is_free_for_ours(beneath(request.root, path)):
