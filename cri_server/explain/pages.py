@@ -1,4 +1,4 @@
-"""Loads the pages of pages.toml, and names the page of an error.
+"""Loads the pages of pages.toml, and finds the name of the page that explains an error.
 
 `python -m cri_server.explain.pages` prints docs/errors.md, the text of all pages.
 """
