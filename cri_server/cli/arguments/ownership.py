@@ -63,7 +63,7 @@ def confirm(verb: str, things: Sequence[str], *, force: bool) -> bool:
 
 def permit(verb: str, name: str, labels: Mapping[str, str], *, force: bool) -> None:
     """Ask the user before `verb` acts on a pod or container of kubelet's, unless `force` is set.
-    Raises WrongState if the user declines, or without a terminal."""
+    Raises WrongState if the user declines, or if stdin is no terminal."""
     if owner(labels) != "kubelet" or force:
         return
     if not sys.stdin.isatty():

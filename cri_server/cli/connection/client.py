@@ -42,8 +42,8 @@ def socket_path(address: str) -> str:
 
 
 def unreachable(address: str, path: str) -> str | None:
-    """Return a message why no connection to the server is possible; None if a server listens at
-    `path`."""
+    """Return a message that says why no connection to the server is possible; None if a server
+    listens at `path`."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return f"no server at {address}: it is not a socket"
@@ -106,9 +106,9 @@ class Client:
     def admin(
         self, request: Request, answer: type[Answer], timeout_s: float | None = TIMEOUT_S
     ) -> Answer:
-        """Make a call that pyrunc-cri has and CRI lacks. Return the reply as an `answer`. Raises
-        UnsupportedCall if the server does not know the call, and ServerError for other failures
-        and for a reply with missing fields."""
+        """Make a call that pyrunc-cri has and CRI lacks. Return the reply as an object of the class
+        `answer`. Raises UnsupportedCall if the server does not know the call, and ServerError for
+        other failures and for a reply with missing fields."""
         reply = self._unary(private.path(request.call), private.encode(request), timeout_s)
         return answer.of(private.decode(reply), ServerError)
 

@@ -1,4 +1,5 @@
-"""The tar archives of `cp` with `-`: writes a file or folder to stdout, and extracts stdin."""
+"""The tar archives of `cp` with `-`: writes a file or folder to stdout as an archive, or extracts
+an archive from stdin."""
 
 from __future__ import annotations
 

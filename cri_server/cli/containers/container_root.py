@@ -51,15 +51,15 @@ def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRo
 
 
 def has_process(client: Client, container: str, pid: int) -> bool:
-    """Return whether `pid` is still the container's main process. True also proves that a
-    descriptor of /proc/PID or a pidfd, opened before this call, refers to this process."""
+    """Return whether `pid` is still the container's main process. If it is, a pidfd or a descriptor
+    of /proc/PID that was opened before this call refers to this process."""
     alive = process.stat(pid) is not None
     return alive and client.container_info(container).get("pid", 0) == pid
 
 
 def _first_id(pid: int, kind: str) -> int:
-    """Return the host's id of user 0 or group 0 in the container's user namespace. `kind`: `uid` or
-    `gid`. Raises OSError."""
+    """Return the host's uid or gid that id 0 of the container's user namespace maps to. `kind`:
+    `uid` or `gid`. Raises OSError."""
     for line in Path(f"/proc/{pid}/{kind}_map").read_text().splitlines():
         inside, outside, _ = map(int, line.split())
         if inside == 0:

@@ -1,4 +1,5 @@
-"""`pyrunc-cri stop`, `kill` and `rm`, and for pods only `stopp` and `rmp`."""
+"""`pyrunc-cri stop`, `kill` and `rm`: stop, signal and remove pods and containers. `stopp` and
+`rmp` act on pods only."""
 
 from __future__ import annotations
 
@@ -85,8 +86,8 @@ def time_option(default: int | None = None) -> Callable[[Any], Any]:
 
 
 def grace(container: api.Container, option_s: int | None) -> int:
-    """Return the grace period of a container in seconds: `option_s`, else the manifest's, else 10.
-    kubelet and `run` store the manifest's in an annotation."""
+    """Return the grace period of a container in seconds: `option_s`, else the manifest's value,
+    else 10. kubelet and `run` store the manifest's value in an annotation."""
     if option_s is not None:
         return option_s
     text = container.annotations.get(ownership.GRACE, "")
@@ -276,8 +277,8 @@ def _send(client: Client, container: api.Container, number: int) -> None:
 
 def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
     """Stop all containers of a pod, then its sandbox. Sidecars are stopped after the other
-    containers and in reverse order of creation, as kubelet does. `grace_s` None: the manifest's
-    grace period, else 10 s."""
+    containers and in reverse order of creation, as kubelet does. `grace_s`: the grace period in
+    seconds; None: the manifest's, else 10 s."""
     containers = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
     sidecars = [c for c in containers if ownership.SIDECAR in c.labels]
     # Other containers may need their sidecars (proxies, log shippers) until they have ended.
@@ -287,8 +288,8 @@ def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
 
 
 def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = False) -> None:
-    """Stop and remove a pod with its containers. With `force` failing network plugins cause only a
-    warning. Raises ServerError."""
+    """Stop and remove a pod with its containers. With `force`, a network plugin that fails causes
+    only a warning. Raises ServerError."""
     try:
         stop_pod(client, pod, grace_s)
         client.call(api.RemovePodSandboxRequest(pod_sandbox_id=pod))

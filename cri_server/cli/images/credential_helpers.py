@@ -3,11 +3,11 @@ credential helpers.
 
 A provider is the executable FOLDER/bin/NAME. A file in FOLDER configures the provider, in kubelet's
 format (CredentialProviderConfig, kubelet.config.k8s.io/v1). The provider reads a
-CredentialProviderRequest and writes a CredentialProviderResponse
+CredentialProviderRequest from stdin and writes a CredentialProviderResponse to stdout
 (credentialprovider.kubelet.k8s.io/v1).
 
-A helper is the command `docker-credential-NAME get`. It reads the registry and writes {Username,
-Secret}.
+A helper is the command `docker-credential-NAME get`. It reads the registry's name from stdin and
+writes {Username, Secret} to stdout.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def providers(image: str) -> list[LoginSource]:
 def matches(pattern: str, repository: str) -> bool:
     """Return whether the pattern HOST[:PORT][/PATH] matches a normalized repository name.
 
-    The hosts must have equally many labels, and `*` in the pattern does not match a dot. If the
+    The hosts must have equally many DNS labels, and `*` in the pattern does not match a dot. If the
     pattern has a port, the repository must have the same. The repository's path must begin with
     PATH."""
     pattern_registry, _, pattern_path = (
@@ -174,8 +174,8 @@ def from_helper(helper: str, key: str, server: str) -> api.AuthConfig | None:
 
 def _run(command: list[str], text: str, variables: Mapping[str, str], kind: Any) -> Any:
     """Run a provider or helper with `text` on stdin, and decode the JSON on its stdout as `kind`.
-    Raises NotFound if a helper has no login, else PeerError. The message of the PeerError does not
-    quote stdout, which may contain a secret."""
+    Raises NotFound if a helper has no login, PeerError for any other failure. The message of the
+    PeerError does not quote stdout, which may contain a secret."""
     try:
         result = subprocess.run(
             command,

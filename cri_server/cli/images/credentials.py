@@ -3,8 +3,8 @@ with base64 of USER:PASSWORD.
 
 Logins are searched in $REGISTRY_AUTH_FILE if it is set, else in podman's files, then docker's. The
 first file with a login for the registry is used. If no file has one, credential providers are
-called. New logins are written to the first file, with mode 0600. Sources: containers-auth.json(5),
-docker's config.json.
+called. New logins are written to the first of these files that exists, or else to the first, with
+mode 0600. Sources: containers-auth.json(5), docker's config.json.
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def _logins(reference: str, chosen: Path | None) -> Iterator[_FileLogin]:
 
 
 def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | None:
-    """Return the file's login for the first of `keys` that has one; None if there is none."""
+    """Return the login in the file `path` for the first of `keys` that has one, or else the helper
+    that its `credsStore` names; None if there is neither."""
     document = _read(path)
     helpers = _by_normal_key(document.get("credHelpers"))
     logins = _by_normal_key(document.get("auths"))
@@ -119,8 +120,8 @@ def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | No
 
 
 def _by_normal_key(table: Any) -> dict[str, tuple[str, Any]]:
-    """Return {normal form of a key: (key as written, value)} for a JSON object. Of several keys
-    with the same normal form, a key that is written in this form wins, else the first key."""
+    """Return {normal form of a key: (key as written, value)} for a JSON object. If several keys
+    have the same normal form, the key that is written in this form wins, else the first key."""
     table = table if isinstance(table, dict) else {}
     keys = sorted(table, key=lambda key: key != _normal_key(key))
     return {_normal_key(key): (key, table[key]) for key in reversed(keys)}
@@ -204,7 +205,8 @@ def _write(path: Path, document: dict[str, Any]) -> None:
 
 
 def _config(login: _FileLogin) -> api.AuthConfig | None:
-    """Return the content of a login; None if its helper has none. Raises InvalidSpec, PeerError."""
+    """Return the user and password, or the token, of a login; None if its credential helper has
+    none. Raises InvalidSpec, PeerError."""
     if login.helper:
         return credential_helpers.from_helper(login.helper, login.key, login.registry)
     place, registry, content = str(login.file), login.registry, login.content

@@ -138,6 +138,7 @@ def _suggestion(key: str, names: Iterable[str]) -> str:
 
 
 def _plain(kind: Any) -> Any:
-    """Return the type X of an annotation `X | None`."""
+    """Return the type X for an annotation `X | None`; any other annotation is returned
+    unchanged."""
     options = [each for each in get_args(kind) if each is not type(None)]
     return options[0] if get_origin(kind) not in (list, dict, None) and len(options) == 1 else kind

@@ -1,7 +1,7 @@
 """Creates, finds and removes the folder that `run` makes for the logs and volumes of a pod.
 
-`rm` finds the folder by a file in it that has the pod's id. The path never comes from the pod's
-annotations, because users who may create pods control annotations, and `rm` deletes as root.
+`rm` finds the folder by its file `pod`, which contains the pod's id. The path never comes from the
+pod's annotations, because users who may create pods control annotations, and `rm` deletes as root.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def _empty(volume: pod_model.Volume, folder: Path) -> Path:
 
 
 def _make_empty(path: Path, group: int | None) -> None:
-    """Create an emptyDir with kubelet's mode, which lets everyone write. `group`: the fsGroup,
-    which new files in the emptyDir get as their group."""
+    """Create an emptyDir with kubelet's mode, which lets everyone write. `group`: the fsGroup; new
+    files in the emptyDir get this group."""
     path.mkdir(parents=True)
     if group is not None:
         os.chown(path, -1, group)

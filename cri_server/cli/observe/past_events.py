@@ -1,6 +1,7 @@
 """Converts entries of the server's timeline to CRI's messages of past events.
 
-An entry has names and ids of pod and container, but no statuses and no labels.
+A message has only the names and ids of pod and container, because an entry has no statuses and no
+labels.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class TimelineCall(Record):
 
 def lines(call: TimelineCall, first_ns: int, width: int = 0) -> list[str]:
     """Return the lines of a call and its steps. `first_ns`: when the first call of the list began,
-    in nanoseconds since 1970. `width`: the terminal's columns; a step's name is shortened if its
-    line is longer. 0 means no limit."""
+    in nanoseconds since 1970. `width`: the terminal's columns, 0 for no limit; a step's name is
+    shortened if its line is longer."""
     since_s = (call.started_at_ns - first_ns) / 1e9
     error = f": {call.error}" if call.error else ""
     # Steps may continue after the end of a call that was cancelled.
@@ -78,7 +78,7 @@ def clock(call: TimelineCall) -> str:
 
 
 def subject(call: TimelineCall) -> str:
-    """Return the names of the call's pod, container and image, as far as it has them."""
+    """Return the names of the pod, container and image that the call has."""
     return " ".join(name for name in (call.pod, call.container, call.image) if name)
 
 

@@ -183,11 +183,12 @@ def _row(number: int, depth: int, span: SpanRecord, total_ms: float, column: str
 
 
 def _most(call: TimelineCall) -> str:
-    """Return which step took at least half of the call, such as `93 % of it: network › bridge`;
-    empty if no step did.
+    """Return the steps that took most of the call's time, such as `93 % of it: network › bridge`;
+    an empty text if there are none.
 
-    `bridge` is a child of the step `network` and took at least half of its time. The percentage is
-    the share of the last step, here `bridge`, in the call's time."""
+    The first step took at least half of the call's time. Each further step is a child of the
+    previous one and took at least half of its time. The percentage is the share of the last step in
+    the call's time."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

@@ -87,7 +87,7 @@ class OutputOptions:
 
     def render_list(self, listing: Listing[Item], items: Sequence[Item]) -> str:
         """Return the items as text in the chosen format, without a final newline. Raises
-        InvalidArgument if a template fails on an item, such as by an unknown field."""
+        InvalidArgument if a template fails on an item, for example because of an unknown field."""
         if self.quiet:
             return "\n".join(map(listing.identity, items))
         if self.template is not None:

@@ -25,8 +25,8 @@ def exit_code(error: Error) -> int:
 
 
 def for_each(names: Iterable[str], act: Callable[[str], None]) -> None:
-    """Call `act` for each name. With one name, its error is raised. With several names, errors are
-    printed, the other names follow, and Exit is raised at the end."""
+    """Call `act` for each name. With one name, its error is raised. With several names, each error
+    is printed and the next name follows; Exit is raised at the end if there was an error."""
     names = list(names)
     failed = False
     for name in names:

@@ -86,8 +86,8 @@ class Template:
         self._root = self._parse(text)
 
     def render(self, value: Any) -> str:
-        """Return the text of the template for a JSON object. Raises InvalidArgument, such as for an
-        unknown field."""
+        """Return the text of the template for a JSON object. Raises InvalidArgument, for example
+        for an unknown field."""
         return self._parts(self._root.parts, value, value)
 
     def _wrong(self, problem: str) -> InvalidArgument:

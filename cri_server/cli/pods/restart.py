@@ -63,7 +63,7 @@ def _restart(client: Client, name: str, grace_s: int | None, force: bool, folder
 
 
 def _stop_kubelets(client: Client, target: stop.Target, grace_s: int | None) -> None:
-    """Stop the running containers of kubelet's pod or container `target`. kubelet starts them
+    """Stop the running containers of `target`, a pod or container of kubelet. kubelet starts them
     again. Raises WrongState if no container runs."""
     if not target.running:
         raise WrongState(f"{target.name} is not running and belongs to kubelet, which starts it")
@@ -230,7 +230,7 @@ def _attempts(client: Client, container: api.Container) -> Sequence[api.Containe
 
 
 def next_log(path: str, attempt: int) -> str:
-    """Return the log path of an attempt, from the path of an earlier attempt. kubelet names logs
+    """Derive the log path of an attempt from that of an earlier attempt. kubelet names logs
     `NAME/0.log`; `run` names them `NAME.log`, `NAME.1.log`."""
     folder, name = posixpath.split(path)
     stem = re.sub(r"(^|\.)\d+\.log$|\.log$", "", name)

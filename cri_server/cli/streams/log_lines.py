@@ -29,7 +29,7 @@ class LogEntry(NamedTuple):
 
 
 def entries(file: BinaryIO) -> Iterator[LogEntry]:
-    """Yield the complete lines from the file's position on, without malformed ones."""
+    """Yield the complete lines from the file's position on. Skips malformed lines."""
     while True:
         position = file.tell()
         line = file.readline()
@@ -77,8 +77,8 @@ class Log:
                 return
 
     def new(self) -> Iterator[LogEntry]:
-        """Yield the lines written since the last call. The first call yields the lines from the
-        oldest file's position on. Raises OSError."""
+        """Yield the lines written since the last call. The first call begins at the position in the
+        oldest file, which `seek_last` may have moved. Raises OSError."""
         while True:
             if len(self._files) == 1:
                 self._files += self._open_later()
@@ -146,8 +146,8 @@ def last(file: BinaryIO, count: int) -> tuple[int, int]:
 
 
 def moment(text: str, now: datetime.datetime) -> datetime.datetime:
-    """Parse a time: `42m`, `1h30m`, seconds since 1970, or 2026-11-22T10:00:00Z (local time without
-    a zone). Raises InvalidArgument."""
+    """Parse a time: `42m` or `1h30m` before `now`, seconds since 1970, or 2026-11-22T10:00:00Z
+    (local time without a zone). Raises InvalidArgument."""
     parts = RELATIVE.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return now - datetime.timedelta(seconds=sum(float(n) * UNITS_S[unit] for n, unit in parts))

@@ -1,5 +1,5 @@
-"""`pyrunc-cri logs`: prints a container's log without the CRI prefix, with stdout and stderr
-apart."""
+"""`pyrunc-cri logs`: prints a container's log without the CRI prefix: its stdout to stdout, its
+stderr to stderr."""
 
 from __future__ import annotations
 
