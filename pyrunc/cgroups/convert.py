@@ -5,7 +5,7 @@ A `CgroupSetting` is one write(2). The caller also passes a function that reads 
 because some contents depend on the file's present content: a quota without a period keeps the
 period. Swap is written before the memory limit, cpu.idle before the weight, the burst before the
 quota, and `unified` last, verbatim. Sources: runtime-spec config-linux.md, and runc's formula of
-2025 for shares, by which 1024 shares are the default weight 100.
+2025, which converts 1024 shares to the default weight 100.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 `create` makes the group. The first process is cloned into it (`open_directory`, CLONE_INTO_CGROUP)
 or moved there by `attach`. Afterwards the caller calls `occupied`. `apply` and `set_devices` set
-the limits, `kill` and `remove` end the group. Another process can do all this, too, with the object
-that `from_record` makes from the result of `record`.
+the limits, `kill` and `remove` end the group. Another process can do the same with the object that
+`from_record` makes from the result of `record`.
 
-With the systemd driver the group is a scope. A placeholder process stays in it until `occupied`,
-because systemd makes no scope without a process.
+With the systemd driver the group is a scope. systemd makes no scope without a process, so a
+placeholder process stays in the scope until the caller calls `occupied`.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Cgroup:
         )
 
     def record(self) -> dict[str, str]:
-        """Return the fields by which a state file names the group, for `from_record`."""
+        """Return the fields that a state file stores, so that `from_record` can make the group from
+        them."""
         fields = {"path": self.path, "driver": self.driver}
         return fields | ({"slice": self.slice, "unit": self.unit} if self.unit else {})
 
@@ -190,8 +191,8 @@ class Cgroup:
             scope.reach(self)
 
     def attach(self, pid: int) -> None:
-        """Move a process into the group (no pids.max check; slower than CLONE_INTO_CGROUP).
-        Raises KernelError."""
+        """Move a process into the group. A move ignores pids.max and takes longer than
+        CLONE_INTO_CGROUP. Raises KernelError."""
         # A move can wait for an RCU grace period (4 to 16 ms at 250 Hz), which a clone into the
         # group does not.
         cgroup.write(self.directory, "cgroup.procs", str(pid))
@@ -263,7 +264,8 @@ class Cgroup:
 
     def update(self, resources: Mapping[str, Any], missing_controllers: str = "error") -> list[str]:
         """Change the limits of a running container in the cgroup's files and, with the systemd
-        driver, in systemd. Limits that are not in `resources` stay. A failure restores the files.
+        driver, in systemd. Limits that are not in `resources` stay. If the update fails, the files
+        get their old values again.
 
         `missing_controllers`, the result and the errors are those of `apply`. Also raises PeerError
         and DeadlineExceeded (systemd).
@@ -314,8 +316,8 @@ class Cgroup:
         return (cgroup.read(self.directory, "cgroup.freeze") or "").strip() == "1"
 
     def oom_kills(self) -> int | None:
-        """Return how many processes the OOM killer has killed here or below; None without the
-        memory controller."""
+        """Return how many processes the OOM killer has killed in the group or below; None without
+        the memory controller."""
         content = cgroup.read(self.directory, "memory.events")
         return None if content is None else cgroup.keyed(content).get("oom_kill", 0)
 

@@ -65,7 +65,7 @@ def replace(
     missing_controllers: str,
     then: Callable[[], None] | None = None,
 ) -> list[str]:
-    """Write `resources` by `write`, then call `then`. If either fails, restore the old values and
+    """Write `resources` with `write`, then call `then`. If either fails, restore the old values and
     raise the error."""
     _check_choice(missing_controllers)
     new = convert.settings(resources, lambda file: cgroup.read(directory, file))
@@ -84,8 +84,8 @@ def replace(
 
 
 def _restore(directory: str, old: list[CgroupSetting], error: Exception) -> None:
-    """Write the old values. At the end, write those again that the kernel has refused, and add a
-    note to `error` for each value that it refuses again."""
+    """Write the old values. Then try again to write those that the kernel has refused. Add a note
+    to `error` for each value that it refuses twice."""
     # Quota and burst bound each other, so the value that is written first may be refused as long as
     # the other one is new.
     refused = [setting for setting in old if _try_write(directory, setting) is not None]

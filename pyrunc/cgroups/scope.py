@@ -143,8 +143,8 @@ def update(group: Cgroup, resources: Mapping[str, Any]) -> None:
 
 
 def stop(group: Cgroup) -> None:
-    """Stop the group's unit. A failure of systemd raises Error only while the group has processes,
-    because a scope ends with its last process."""
+    """Stop the group's unit. If systemd fails, raises Error only if the group still has processes;
+    a scope without processes has ended anyway."""
     if not group.exists():
         return
     from pyrunc.kernel.systemd import Systemd

@@ -113,7 +113,7 @@ def make(
     create_process: Callable[[State, Bundle, CreateOptions], ContainerProcess] | None = None,
 ) -> tuple[State, ContainerProcess]:
     """Claim the id, create the process, save it in the state, then call `after`. If any of this
-    fails, everything is undone. The poststop hooks then run if the id was claimed.
+    fails, undo everything and, if the id was claimed, run the poststop hooks.
 
     `create_process` makes the process; the default is `create`. Raises:
 
@@ -230,7 +230,7 @@ def _expected_cgroup(
 
 
 def create_request(state: State, bundle: Bundle, create_options: CreateOptions) -> CreateRequest:
-    """Build the request with which `create` makes the bundle's container."""
+    """Build the request that `create` needs to make the bundle's container."""
     from pyrunc.compile.container import CreateRequest
     from pyrunc.compile.requests import CgroupChoice
     from pyrunc.compile.rootfs_probe import keeps_groups

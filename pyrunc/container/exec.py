@@ -26,8 +26,8 @@ def execute(
     plan's line), NotFound or InvalidArgument for a missing command.
 
     `store` is called with the process's program and the plan's warnings if a later exec can use
-    both again. It is not called for an exec with a terminal, for an exec whose plan has steps of
-    the parent, or if the process had to be moved to another cgroup.
+    both again. It is not called if the exec has a terminal, if its plan contains steps for the
+    parent process, or if the process had to be moved to another cgroup.
     """
     with Undo() as undo, NamedDescriptors() as descriptors:
         compiled = compile_exec(request, descriptors)

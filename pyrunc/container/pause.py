@@ -1,4 +1,4 @@
-"""`pause` and `resume`: freeze and thaw all processes of a container by the cgroup freezer."""
+"""`pause` and `resume`: freeze and thaw all processes of a container with the cgroup freezer."""
 
 from __future__ import annotations
 

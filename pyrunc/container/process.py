@@ -15,9 +15,9 @@ class ContainerProcess(Value):
     """A process that was started in a container. The caller closes the descriptors.
 
     - `console_fd`: the master of the process's terminal, None without one
-    - `warnings`: those of the process's plan
+    - `warnings`: the warnings of the process's plan
     - `cgroup`: the cgroup that was made for the process
-    - `proxy`: the socket by which the running container reports READY to a service manager
+    - `proxy`: the socket on which the running container reports READY to a service manager
     """
 
     pid: int
@@ -32,5 +32,6 @@ class ContainerProcess(Value):
     def of(
         cls, child: ChildProcess, warnings: tuple[str, ...], cgroup: Cgroup | None = None
     ) -> ContainerProcess:
-        """Make a ContainerProcess of a launched child; `warnings`: those of the child's plan."""
+        """Make a ContainerProcess from a launched child. `warnings`: the warnings of the child's
+        plan."""
         return cls(child.pid, child.pidfd, child.start_time, child.console_fd, warnings, cgroup)

@@ -145,8 +145,8 @@ def _join(path: str) -> None:
 
 
 def _make_with_own_ids(linux: Linux) -> None:
-    """Move this process to a new user namespace and write the maps of the user's own ids. Raises
-    KernelError."""
+    """Move this process to a new user namespace, and write its id maps, which contain only the
+    user's own ids. Raises KernelError."""
     unshare(CLONE_NEWUSER)
     # Without CAP_SETGID outside, the kernel takes a gid_map only after this: a group may exist to
     # keep the user out of files, and setgroups(2) would drop it (CVE-2014-8989).

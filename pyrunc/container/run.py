@@ -67,8 +67,9 @@ def _open_own_terminal() -> int | None:
 
 
 def _reap_others(pid: int) -> None:
-    """Reap the children that have ended. Stop at `pid`, which the caller reaps. As a subreaper we
-    are the parent of the container's orphans: as zombies they would fill its pids.max."""
+    """Reap the children that have ended. Stop at `pid`, which the caller reaps. We are a subreaper,
+    so the container's orphans become our children; as zombies they would count for the container's
+    pids.max."""
     flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
     while (ended := os.waitid(os.P_ALL, 0, flags)) is not None and ended.si_pid != pid:
         try:
@@ -174,9 +175,9 @@ class _Terminal:
             ended = ended or self._pidfd in ready
 
     def _poll(self, timeout_ms: int | None) -> dict[int, int]:
-        """Wait until the process ends or has output. Also return when its terminal takes the input
-        that was read before or, without such input, when stdin has more. Returns the events by
-        descriptor."""
+        """Wait until the process ends or has output. If `_input` is not empty, also return when the
+        process's terminal accepts input; if it is empty, also return when stdin has input. Returns
+        the events by descriptor."""
         waiter = select.poll()
         waiter.register(self._pidfd, select.POLLIN)
         if self._input:

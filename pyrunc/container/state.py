@@ -1,5 +1,5 @@
-"""The state of containers on disk: a folder for each container below a root, which all commands
-use.
+"""The state of containers on disk, which all commands share. Each container has a folder below a
+root:
 
     <root>/<id>/config.json   the configuration at create; later edits of the bundle have no effect
     <root>/<id>/state.json    this file's `State`: init's pid and start time, cgroup, bundle
@@ -9,8 +9,8 @@ No status is stored: `status` derives it from the process, the freezer and the s
 the folder, so of two creates with one id exactly one succeeds. Commands exclude each other by
 flock(2) on the folder.
 
-A folder is a container if the id in its state.json is the folder's name. A folder that a killed
-create has left has no state.json; it is recognised by the sticky bit that create's mkdir sets.
+A folder is a container if the id in its state.json is the folder's name. If create was killed,
+state.json may be missing; the folder is then recognised by the sticky bit that create's mkdir sets.
 Other folders under the root are neither listed nor deleted.
 """
 
@@ -53,7 +53,7 @@ def default_root() -> str:
     """Return `/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Root of a user namespace
     counts as an ordinary user, unless $USER is root.
 
-    If XDG_RUNTIME_DIR is not set, root of a user namespace also gets `/run/pyrunc`; a user with
+    If XDG_RUNTIME_DIR is not set, root of a user namespace also gets `/run/pyrunc`, and a user with
     another uid than 0 gets InvalidArgument.
     """
     root = os.geteuid() == 0
@@ -105,8 +105,8 @@ class State(RecordFile):
     - `keyring`: name of the session keyring that an exec joins, empty for none
     - `started_at_ns`: wall-clock time of the start. Only for a container of a pod, whose shim
       writes the state.
-    - `streams`: the names of descriptors 0 to 2 that the container was created with
-      (`kernel.fd.stream_name`); None in a file of an earlier version
+    - `streams`: the names (`kernel.fd.stream_name`) of the container's descriptors 0 to 2 at
+      create; None in a file that an earlier version has written
     """
 
     name = STATE
@@ -267,8 +267,8 @@ def ids(root: str) -> list[str]:
 
 
 def remove(path: str) -> None:
-    """Remove a container's folder. Does nothing when the folder is gone. Meanwhile other processes
-    may remove files (a second delete) or add files (an exec that stores its program)."""
+    """Remove a container's folder. Does nothing when the folder is gone. During the call, other
+    processes may remove files (a second delete) or add files (an exec that stores its program)."""
     try:
         # In any order: a killed delete leaves a folder that is still claimed (its sticky bit), so
         # it can be repeated.
@@ -291,9 +291,9 @@ def _unlink(path: str) -> None:
 
 class Lock:
     """A context manager with the container's lock. Only one process at a time can start, change or
-    delete the container. Entering waits for the lock without a time limit and returns the state as
-    it is then. Raises NotFound if the container was deleted meanwhile, even if a new container has
-    its id."""
+    delete the container. Entering waits for the lock without a time limit, then reads the state and
+    returns it. Raises NotFound if the container was deleted during the wait, even if a new
+    container has its id."""
 
     __slots__ = ("_descriptor", "_state")
 

@@ -1,7 +1,7 @@
 """Builds the JSON objects of `runc events`: one with a container's usage for each reading, and one
 for each OOM kill.
 
-A limit of `max` is 2^64-1, as clients in Go expect. Times are nanoseconds.
+A cgroup limit of `max` becomes 2^64-1, as clients in Go expect. Times are nanoseconds.
 """
 
 from __future__ import annotations

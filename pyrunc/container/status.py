@@ -49,7 +49,7 @@ def alive(pid: int, started: int) -> bool:
 
 
 def open_process(state: State) -> int | None:
-    """Open a pidfd of the container's init, which the caller closes; None when it is dead."""
+    """Open a pidfd of the container's init; None when init is dead. The caller closes the pidfd."""
     return open_pidfd(state.pid, state.start_time) if state.pid > 0 else None
 
 

@@ -1,5 +1,5 @@
-"""`update`: sets new limits of a running container. Limits that the request does not name stay. A
-failure restores the old limits.
+"""`update`: sets new limits of a running container. Limits that the request does not name stay. If
+the update fails, the old limits are restored.
 
 The stored configuration gets the new values, so that later readers (`state`, a restored container)
 see them.
@@ -74,8 +74,8 @@ def from_options(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def size_bytes(text: str, option: str) -> int:
-    """Convert a size to bytes, such as `512m` to 536870912; `-1` stays. `option`: the option's key,
-    for the error's text. Raises InvalidArgument."""
+    """Convert a size to bytes, such as `512m` to 536870912. `-1`, which means no limit, becomes -1.
+    `option`: the option's key, for the error's text. Raises InvalidArgument."""
     word = text.strip().lower().removesuffix("ib")
     if word.endswith("b") and word[-2:-1] in UNITS and word[-2:-1]:
         word = word[:-1]
