@@ -1,10 +1,10 @@
 """Rehearses commands: runs them on a container that exists only as a state file, before the
 snapshot of the interpreter is taken.
 
-The snapshot then contains what a first run computes: code that CPython specialises for the types
-that it meets (PEP 659), its cache of attributes, and tables of modules. Otherwise each command
-would repeat this work, and copy the pages to which it writes. No container is made and no process
-is started. At the end, all variables of the modules are restored.
+The snapshot then contains what a first run computes: code that CPython has specialised for the
+types in use (PEP 659), CPython's cache of attributes, and tables in modules. Otherwise each command
+would repeat this work, and copy the pages of the snapshot to which it writes. No container is made
+and no process is started. At the end, all variables of the modules are restored.
 """
 
 from __future__ import annotations
@@ -88,8 +88,9 @@ def run_once(
     resume: Callable[[list[str], dict[bytes, bytes], int], object],
 ) -> None:
     """Make a container as `rehearse` does, and run `state`, `start` and `delete` on it, each in a
-    child process that uses JSON as a command does. The files are in `folder`, which is made and
-    removed. An error in a child process ends that process only. Raises OSError.
+    child process. Unlike in `rehearse`, the commands read and write real JSON. The files
+    are in `folder`, which is made and removed. An error in a child process ends that process only.
+    Raises OSError.
 
     Each child process first calls `watch(phase)`. The phase is 2 for the process that makes the
     container, 1 for the others. `resume`: the function of snapshot.py with which a command begins.

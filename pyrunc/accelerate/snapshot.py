@@ -81,7 +81,7 @@ def prepare(path: str) -> bytes:
 
 def run_watched(path: str) -> None:
     """Run commands in child processes while heap_order.c records to which blocks of memory they
-    write. Called after `prepare`, in the process that does not write the snapshot. `path`: where
+    write. Called after `prepare`, in a fork of the process that writes the snapshot. `path`: where
     the snapshot will be."""
     from _pyrunc import watch
 

@@ -4,7 +4,7 @@ then ends.
 CRIU neither saves nor recreates external resources. The runtime names these to CRIU: bind mounts,
 masked files, network and pid namespaces that have a path, and the host's files that the container
 got as standard streams. The names of the standard streams are stored beside the images, so that
-`restore` can replace pipes and files of the host by its own standard streams. Source:
+`restore` can replace pipes and files of the host with its own standard streams. Source:
 https://criu.org/External_resources.
 """
 
@@ -202,7 +202,8 @@ def _check_parent(images: int, parent: str) -> None:
 
 def standard_streams(state: State) -> list[str]:
     """Return the names (`stream_name`) of the streams that the container got as descriptors 0 to 2.
-    A file on a mount of the container also gets "", because CRIU finds it by its path."""
+    A file on one of the container's mounts gets "", as a terminal does, because CRIU finds the file
+    by its path."""
     # A shell redirects its own descriptors for a moment when it runs `echo > file`, so those of the
     # running process may not be the streams that it got. State files of earlier versions have no
     # streams.

@@ -1,9 +1,9 @@
 """Checks the folder of CRIU's images before CRIU, as root, opens files in it by name.
 
-Only regular files, folders and sockets are allowed, and the link `parent` of a pre-dump if its
-folder follows the same rules. CRIU follows symbolic links: it would read a file of the host into a
-container's memory or, in a dump, overwrite it. A pipe would make CRIU wait forever. CRIU itself
-checks the files' content.
+Only regular files, folders and sockets are allowed, and the link `parent` to the folder of a
+pre-dump, if that folder follows the same rules. CRIU follows symbolic links: it would read a file
+of the host into a container's memory or, in a dump, overwrite it. A pipe would make CRIU wait
+forever. CRIU itself checks the files' content.
 
 A user who can change the folder during the restore gets the rights that CRIU restores with. So only
 root should be able to change it.
@@ -92,7 +92,8 @@ def streams(folder: int, name: str) -> list[str]:
 
 def is_external(stream: str) -> bool:
     """Return whether the restored process gets one of the runtime's own streams instead of
-    `stream`: for a pipe (`pipe:[12]`), and for a file of the host (`file[mount:inode]`, in hex)."""
+    `stream`. True for a pipe (`pipe:[12]`) and for a file of the host (`file[mount:inode]`, in
+    hex)."""
     kind, _, rest = stream.partition("[")
     number, end, after = rest.partition("]")
     parts = number.split(":")

@@ -34,7 +34,7 @@ def program() -> click.Group:
 
 def run(call: CommandLine) -> int:
     """Show help if the command line has --help or, as runc does, if it has no verb. Otherwise run
-    the verb, one that is not `fast`. Returns the exit code."""
+    the verb. (`fast` verbs run without this module.) Returns the exit code."""
     if call.verb is not None and not call.help:
         return fast.do(call)
     words = ["--help"] if call.verb is None else [call.verb.name, "--help"]

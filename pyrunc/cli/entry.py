@@ -3,8 +3,8 @@
 A script that pip installs imports `site`, which takes 13 to 15 ms per start if site-packages has
 .pth files. It would also run code from PYTHONPATH and from a user's own packages as root. `pyrunc`
 avoids both in one of two forms: a script for `python -IS`, or the executable of front.c. The
-executable contains the same interpreter, begins at a snapshot of its memory, and takes a fifth of
-the script's time. Compiling the executable needs a C compiler and Python's static library (Debian:
+executable contains the same interpreter. It starts from a snapshot of its memory, in a fifth of the
+script's time. Compiling the executable needs a C compiler and Python's static library (Debian:
 libpython3-dev, which python3-dev brings); without these the script is installed.
 
 Usage: `python -m pyrunc.cli.entry install BIN_DIR`. A package compiles the executable where it is
@@ -159,9 +159,9 @@ def native() -> BuildTarget | None:
 
 
 def compile_program(path: str, paths: InstallPaths, target: BuildTarget | None = None) -> bool:
-    """Compile front.c for `paths` against Python's static library into `path`. False without a
-    compiler or this library, and when the compiler fails. Its messages are then printed to
-    stderr."""
+    """Compile front.c to the executable `path`, which contains `paths` and Python's static library.
+    False without a compiler or this library, and when the compiler fails. If it fails, its messages
+    are printed to stderr."""
     target = target or native()
     if target is None:
         return False

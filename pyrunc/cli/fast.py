@@ -100,8 +100,7 @@ def _arguments(error: Misuse) -> str:
 
 
 def version() -> int:
-    """Print the name and version, the version of the specification, and that of libseccomp, a line
-    each."""
+    """Print the versions of pyrunc, of the specification and of libseccomp, a line each."""
     import pyrunc
 
     print(f"pyrunc version {pyrunc.__version__}\nspec: 1.3.0")

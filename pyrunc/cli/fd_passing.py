@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 def preserved(count: int) -> tuple[int, ...]:
-    """Return the numbers of the `count` descriptors from 3 up, which the container gets. Raises
-    InvalidArgument when one is not open."""
+    """Return the numbers 3, 4, … of the `count` descriptors that the container gets. Raises
+    InvalidArgument when one of them is not open."""
     numbers = range(3, 3 + count)
     for number in numbers:
         try:

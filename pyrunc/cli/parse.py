@@ -101,8 +101,8 @@ def _count(verb: Verb, arguments: list[str]) -> None:
 def _options(
     options: tuple[Option, ...], words: Sequence[str], leading: bool, verb: Verb | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """Parse the options among `words`. Returns the value of every option by its key, with defaults
-    for missing options, and the words that are not options. Raises Misuse with `verb`.
+    """Parse the options among `words`. Returns the values of all options by their keys (a missing
+    option has its default), and the words that are not options. Raises Misuse with `verb`.
 
     `leading`: options end at the first word that is not an option.
     """

@@ -51,8 +51,8 @@ def plan(call: CommandLine, log: CommandLog) -> int:
 
 
 def of_bundle(bundle: Bundle) -> Plan:
-    """Return the plan of the container that `create` would make of the bundle. Raises InvalidSpec,
-    KernelError, Unsupported."""
+    """Return the plan of the container that `create` would make from the bundle. Raises
+    InvalidSpec, KernelError, Unsupported."""
     from pyrunc.compile.container import CreateRequest, preview
     from pyrunc.compile.sources import Directory
 

@@ -56,8 +56,8 @@ def process_from_file(path: str, text: bytes) -> dict[str, Any]:
 
 def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
     """Return `base`, the container's user object, with the ids in `text` (`UID` or `UID:GID`) and
-    the additional `groups`. Raises InvalidArgument for anything but numbers: if text after a number
-    were ignored, another user would be named (CVE-2026-30892)."""
+    the additional `groups`. Raises InvalidArgument for anything but numbers: to ignore text after a
+    number would choose another user (CVE-2026-30892)."""
     user = dict(base)
     if text:
         uid, colon, gid = text.partition(":")

@@ -39,7 +39,7 @@ class Option(Value):
 
     @property
     def absent(self) -> object:
-        """Return the option's value for a command line without it."""
+        """Return the value that the option has on a command line that does not contain it."""
         return {FLAG: False, LIST: ()}.get(self.kind, self.default)
 
 

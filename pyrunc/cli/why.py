@@ -1,6 +1,6 @@
 """Finds the parts of config.json that cause each operation of the plan.
 
-Each part of the document is left out in turn, and the plan is made again. The part causes the
+For each part of the document, the plan is made again without this part. The part causes the
 operations that then disappear. If a smaller part inside it has the same effect, only the smaller
 part counts. A value that is required is changed instead of removed. A list item, such as a mount,
 counts as one part.
@@ -75,8 +75,8 @@ def _leave_out(
     causes: dict[str, set[Path]],
     remaining: list[int],
 ) -> None:
-    """Find, for each line of the plan, the smallest parts of the configuration below `path` that
-    the line needs: without the part it disappears. Add their paths to `causes`.
+    """Find, for each line of the plan, the smallest parts of the configuration below `path` without
+    which the line disappears. Add the paths of these parts to `causes`.
 
     - `whole`: how often each line occurs in the unchanged plan
     - `remaining`: a list with one number: how many more parts may be tried
@@ -183,7 +183,8 @@ def dotted(path: Path) -> str:
 
 
 def places(text: str) -> dict[Path, int]:
-    """Return the line, from 1, on which each part of a JSON text begins. Raises ValueError."""
+    """Map the path of each part of a JSON text to the line, from 1, on which the part begins.
+    Raises ValueError."""
     lines: dict[Path, int] = {}
     ends = [i for i, character in enumerate(text) if character == "\n"]
     for path, at in _positions(text):

@@ -83,7 +83,8 @@ def check(spec: Spec) -> None:
 
 
 def check_process(process: Process) -> None:
-    """Check a process on its own, such as that of an exec. Raises InvalidSpec."""
+    """Check a process without the rest of the configuration, such as the process of an exec. Raises
+    InvalidSpec."""
     if not process.args:
         raise InvalidSpec("process.args", "must not be empty")
     if not process.cwd.startswith("/"):
@@ -110,8 +111,9 @@ def check_process(process: Process) -> None:
 
 
 def not_a_variable(entry: str) -> str:
-    """Return a text for a malformed entry of an environment. The text has the entry's length only:
-    the entry may be a secret, and the text gets into logs and into events of kubelet."""
+    """Return an error text for a malformed entry of an environment. It has only the length of the
+    entry, because the entry may be a secret and error texts get into logs and into events of
+    kubelet."""
     return f"an entry of {len(entry)} characters is not NAME=VALUE"
 
 

@@ -29,8 +29,8 @@ KERNEL_NAMES = {
 
 
 class IdMap(Value):
-    """Maps `size` ids of a user namespace, from `container_id` on, to the ids outside from
-    `host_id` on."""
+    """Maps a range of `size` ids. The range begins at `container_id` in the user namespace, and at
+    `host_id` outside."""
 
     container_id: int
     host_id: int

@@ -70,8 +70,8 @@ def parse(document: object) -> Spec:
 
 
 def resources_of(version: str, resources: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert `linux.resources` of a configuration with this `ociVersion` to runtime-spec 1.3.
-    Before 1.3, a pids limit of 0 means no limit; it becomes -1."""
+    """Convert `linux.resources` to runtime-spec 1.3. `version`: the `ociVersion` of the
+    configuration. Before 1.3, a pids limit of 0 means no limit; it becomes -1."""
     # podman before 5.4.1 writes 0 for `--pids-limit -1`; runc before 1.4 and crun set no limit.
     if int(version.split(".")[1]) < 3 and (resources.get("pids") or {}).get("limit") == 0:
         return {**resources, "pids": {"limit": -1}}
@@ -304,8 +304,8 @@ def _at(path: str, key: str) -> str:
 def _field(
     o: Object, key: str, path: str, shape: object, default: Any = None, required: bool = False
 ) -> Any:
-    """Return property `key` of `o`, checked by `shape`, or `default` when it is absent. Raises
-    InvalidSpec with its JSON path."""
+    """Check the property `key` of `o` against `shape` and return it, or `default` when it is
+    absent. Raises InvalidSpec with the JSON path of the property."""
     value = o.get(key)
     if value is not None:
         return shaped(value, shape, _at(path, key))
