@@ -36,7 +36,7 @@ PINNED = "pinned:"  # replaces a namespace's path; the launching process adds th
 
 class NamedDescriptors:
     """The descriptors that a launched process inherits, by their names in the plan. A context
-    manager that closes all of them at the end of its `with` block. A process that was started has
+    manager: the end of its `with` block closes all of them. The launched process has its own
     copies."""
 
     __slots__ = ("numbers",)

@@ -62,8 +62,8 @@ class ExecPrograms:
         return self._programs.get(key)
 
     def store(self, key: Hashable, plan: Plan, program: LoweredProgram) -> None:
-        """Store a plan and its program under `key`, the inputs from which both were made. Does
-        nothing for a key that is seen for the first time, and when the cache is full."""
+        """Store a plan and its program. `key`: the inputs from which both were made. Does nothing
+        when `key` is seen for the first time, and when the cache is full."""
         if hash(key) not in self._seen:
             self._seen = [*self._seen[1 - SEEN_AT_MOST :], hash(key)]
         elif len(self._programs) < PROGRAMS_AT_MOST:
@@ -83,8 +83,8 @@ class ExecRequest(Value):
     - `follow`: if `cgroup` is gone or takes no processes, enter the present cgroup of the
       container's first process. False: that is an error.
     - `preserve_fds`: the caller's descriptors that become 3, 4, …
-    - `id`, `bundle`: the container's, for a seccomp agent; `id` also names the container's resctrl
-      group
+    - `id`, `bundle`: the container's id and bundle, for a seccomp agent; `id` also names the
+      container's resctrl group
     - `keep_groups`: keep the caller's supplementary groups
     - `attached`: the runtime stays and copies the process's terminal to its own
     - `timed`: the launch reports when each operation is done
@@ -191,8 +191,8 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
 
 
 def _open_group(group: Cgroup, pid: int, *, follow: bool) -> int:
-    """Open the cgroup of the new process: `group`, or if that is gone and `follow` is set, the
-    present cgroup of the container's first process, `pid`."""
+    """Open the cgroup `group` for the new process. If the cgroup is gone and `follow` is set, open
+    the present cgroup of the container's first process, `pid`, instead."""
     try:
         return group.open_directory()
     except KernelError as error:

@@ -167,8 +167,9 @@ _pause: int | None = None
 def _open_pause(label: str = "") -> int:
     """Return a descriptor of the executable `pause`, which the caller closes. Raises KernelError.
 
-    The first call opens the file by `open_program`. If the result is a memfd, it gets the SELinux
-    label `label`, unless that is empty. Later calls must have the same label.
+    The first call opens the file with `open_program`. If this gives a memfd, and `label` is not
+    empty, the memfd gets the SELinux label `label`. Later calls return copies, so they must pass
+    the same label.
     """
     global _pause
     if _pause is None:

@@ -1,5 +1,5 @@
-"""Classes by which a caller describes what to compile. The server imports them without the planner,
-which needs 2 MiB."""
+"""Classes with which a caller describes what to compile. The server imports them without the
+planner, which needs 2 MiB."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ class CgroupChoice(Record):
     """How the runtime makes a cgroup.
 
     - `driver`: `cgroupfs` or `systemd`
-    - `missing_controllers`: `error` or `warn`, for a limit whose controller is not on the v2 tree
+    - `missing_controllers`: the reaction to a limit whose controller is not on the v2 tree: `error`
+      or `warn`
     """
 
     driver: str = "cgroupfs"

@@ -96,7 +96,8 @@ def probe(
     - `descriptors`: the detached root (`root`) and the detached bind mounts (`tree:INDEX`)
     - `nulls`: the numbers among 0 to 2 that are null devices
     - `own_binds`: the result of `resolve_binds`
-    - `sources`: facts about bind sources, whose storage is not accessed again
+    - `sources`: facts about bind sources that the caller has looked up; their storage is not
+      accessed again
     - `pinned`: names of bind mounts that the launching process adds; all of them are directories
     - `pivot`: False if the root will be mounted over the host's root
     """
@@ -159,8 +160,8 @@ def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def whole_instances() -> tuple[str, ...]:
-    """Return the mount points of complete procfs and sysfs mounts in our mount namespace, the last
-    mounted first. Bind mounts of a folder or file in them are left out."""
+    """Return the mount points of complete procfs and sysfs mounts in our mount namespace, in
+    reverse order of mounting. Bind mounts of a folder or file in them are left out."""
     from pyrunc.kernel.mountinfo import mount_points
 
     paths = [

@@ -223,7 +223,7 @@ def _user_namespace(
 ) -> int:
     """Return the descriptor of a user namespace with the id maps `uids` and `gids`, by default the
     container's maps. If the container joins a namespace with these maps, return that namespace,
-    else a new one. `descriptors` closes the descriptor."""
+    else a new one. `descriptors` owns the descriptor and closes it."""
     uids, gids = uids or linux.uid_mappings, gids or linux.gid_mappings
     joined = descriptors.numbers.get("namespace:user")
     if joined is not None and (uids, gids) == (linux.uid_mappings, linux.gid_mappings):
@@ -252,7 +252,7 @@ def _explain_refusal(path: str) -> str:
     without idmapped mounts."""
     from pyrunc.kernel.mountinfo import mount_of, mount_points
 
-    # By the list of mounts, because statfs(2) asks the storage, which may not answer.
+    # From the list of mounts, because statfs(2) asks the storage, which may not answer.
     mount = mount_of(path, mount_points())
     if mount is not None and mount.kind == "tmpfs":
         return "a tmpfs takes no idmapped mounts before Linux 6.3"
@@ -329,8 +329,8 @@ def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
     mknod. Add each file to `descriptors` as a detached mount. The files belong to the container's
     users. Raises KernelError.
 
-    Does nothing before Linux 6.15, where detached mounts cannot be cloned, and if the runtime may
-    not make devices. The container's process then binds the host's devices.
+    Does nothing if the kernel cannot clone detached mounts (before Linux 6.15), or if the runtime
+    may not make devices. The container's process then binds the host's devices.
     """
     nodes, machine = devices.nodes_from_outside(spec), host.constant_facts()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):
