@@ -1,5 +1,5 @@
-"""Launches a process into a running container. Handles a first process of the container that ends
-or moves to another cgroup meanwhile."""
+"""Launches a process into a running container. During the launch, the container's first process may
+end (`WrongState`) or move to another cgroup (the new process can follow it)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Describes a launch: all data that one new process needs to start. The compiler makes a `Launch`,
-and the starter carries it out."""
+and `launch.run` carries it out."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Launch(Value):
       pinned. That process adds a clone of the mount, or the namespace, to `descriptors`.
     - `stdio_owner`: uid on the host that becomes the owner of stdio's files
     - `own_nulls`: replace null devices among stdio by a private one
-    - `id`, `bundle` (absolute), `oci_version`, `annotations`, `status`: the container's, for the
-      OCI state that hooks and seccomp agents read
+    - `id`, `bundle` (absolute), `oci_version`, `annotations`, `status`: the container's values for
+      the OCI state that hooks and seccomp agents read
     - `container_pid`: for an exec, the container's first process
     - `cgroup`, for the first process of a container or pod: its cgroup. None: the process stays in
       the runtime's cgroup.

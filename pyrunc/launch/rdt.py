@@ -1,4 +1,5 @@
-"""`linux.intelRdt`: a container's share of caches and memory bandwidth, by the resctrl filesystem.
+"""`linux.intelRdt`: sets a container's share of caches and memory bandwidth in the resctrl
+filesystem.
 
 A group (class of service) is a folder with `schemata` and `tasks`. A group that the configuration
 names by closID belongs to the node's administrator. A start uses this group, and makes a missing

@@ -2,9 +2,9 @@
 parent steps. A launch that fails is undone.
 
 A container, an exec and a pod's pause process are launched in the same way. The parent spawns the
-launcher. The new process reports its pid, and waits at each line of the plan for which its parent
-has steps. The launch ends when the process closes its end of the socket: when it executes the
-user's command, or begins to wait for `pyrunc start`.
+launcher, which clones the new process and reports its pid. The new process waits at each line of
+the plan for which its parent has steps. The launch ends when the process closes its end of the
+socket: when it executes the user's command, or begins to wait for `pyrunc start`.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def launch_steps(
     it then does not block. Returns the process, which has executed its command or waits for
     `start`.
 
-    - `undo`: gets the undo of everything that the launch makes, first the kill of the process
+    - `undo`: gets the undo of everything that the launch makes; the kill of the process is pushed
+      first
     - `record`: writes the process to the container's state on disk, if the plan has that step
     - `times`: receives (label, nanoseconds of CLOCK_REALTIME) for each stage of `pyrunc.timings`,
       each parent step (`LINE.STEP`) and, in a timed program, each line of the plan
