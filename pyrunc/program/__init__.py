@@ -1,2 +1,2 @@
-"""Programs of system calls: assembles programs, checks that they cannot go wrong by themselves, has
-`pause/launcher.c` run them, and converts failed operations to errors."""
+"""Programs of system calls: assembles and checks programs, has `pause/launcher.c` run them, and
+converts failed operations to errors."""

@@ -1,5 +1,4 @@
-"""Assembles programs from calls by name and jumps to labels. Checks that the program cannot go
-wrong by itself.
+"""Assembles programs from named system calls and jumps to labels, and checks them.
 
     a = Assembler()
     root = a.slot(4)
@@ -217,12 +216,12 @@ class Assembler:
         """Append a system call by its kernel name, such as `openat2`. str and bytes arguments
         become strings in the data.
 
-        - `store`: the slot for the result, on failure the negative errno
+        - `store`: the slot for the result; after a failure it has the negative errno
         - `ok`: the label for success
         - `skip`: errno -> label, at most three, or two with `skip_any`
         - `skip_any`: the label for all other errnos
-        - `retry`: (errno, times): repeat the call at this errno, at most so many times. `ok`,
-          `skip` and `skip_any` apply to the last result.
+        - `retry`: (errno, times): repeat the call while it fails with this errno, at most `times`
+          times. `ok`, `skip` and `skip_any` apply to the last result.
 
         An errno without a label ends the program, with a FAILURE message that has the operation's
         index.

@@ -340,9 +340,9 @@ def check_program(
     """Emit a check that one of `candidates` can be executed with the present credentials. If none
     can, the program fails with the errno that execvp would report.
 
-    `candidates` are tried in order: `dir/name` for every PATH entry, or the one path. EACCES, or
-    EISDIR for a directory, is reported rather than ENOENT. `place`: STATX_SIZE bytes of data for
-    the check's use; None to add them.
+    `candidates` are tried in order: `dir/name` for every PATH entry, or the command alone if it
+    contains a slash. EACCES, or EISDIR for a directory, is reported rather than ENOENT. `place`:
+    STATX_SIZE bytes of data for the check's use; None to add them.
 
     The check uses execveat(2) with AT_EXECVE_CHECK (Linux 6.14). It uses access(2) instead if the
     kernel is older, if a filter forbids execveat(2), or if execveat(2) fails with an unusual errno

@@ -90,7 +90,7 @@ class Program(Value):
     - `encoded`: the bytes that the launcher maps (`program.encode`)
     - `calls`: for each operation, the system call's name
     - `lines`: for each operation, the line of the plan
-    - `notes`: index of an operation -> text and mark of its failure
+    - `notes`: index of an operation -> error text and kind of failure
     - `pid_op`: index of the operation that sends PID; messages of later operations come from the
       cloned process. None if no operation sends PID.
     """
