@@ -1,5 +1,5 @@
-"""Compiles a profile to a filter of BPF instructions, once: filters are stored in memory and on
-disk by the hash of profile and machine.
+"""Compiles a profile to a filter of BPF instructions. Each profile is compiled once: the filter is
+stored in memory and on disk, under the hash of profile and machine.
 
 libseccomp takes some milliseconds to compile a profile. Loading a stored filter takes less than a
 tenth of a millisecond, without the library. The store is a folder that only its owner can write to,
@@ -74,8 +74,8 @@ def compile(
 
 
 def default_store() -> str:
-    """Return `/run/pyrunc/.seccomp` for root, a folder beneath $XDG_RUNTIME_DIR for others, ""
-    (none) when that is not set."""
+    """Return the folder for compiled filters: for root `/run/pyrunc/.seccomp`, for other users a
+    folder beneath $XDG_RUNTIME_DIR, or "" (no store) if this variable is not set."""
     if is_machine_root():
         return "/run/pyrunc/.seccomp"
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
@@ -153,7 +153,7 @@ def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
 def _compile_rules(
     default_action: int, rules: Sequence[SeccompRule], architectures: Sequence[int], machine: str
 ) -> bytes:
-    """Compile these rules by libseccomp; return its filter."""
+    """Compile `rules` with libseccomp; return the filter."""
     from pyrunc.kernel import seccomp as library
 
     with library.Compiler(default_action) as compiler:

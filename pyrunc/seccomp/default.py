@@ -150,7 +150,7 @@ FAMILIES_AFTER_ALG = (39, 41, 42, 43, 44, 45)
 
 def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
     """Return the OCI `linux.seccomp` object for a bounding set and a machine (uname -m). Raises
-    Unsupported for another machine."""
+    Unsupported for a machine that SUBARCHITECTURES lacks."""
     if arch not in SUBARCHITECTURES:
         raise Unsupported(f"no default seccomp profile for {arch}")
     granted = set(capabilities)
@@ -176,8 +176,8 @@ def runtime_default(capabilities: Iterable[str], arch: str) -> dict[str, Any]:
 
 
 def _no_new_namespaces() -> list[dict[str, Any]]:
-    """Return the rules that allow clone(2) only without namespace flags. clone3(2) has its flags
-    behind a pointer, so it answers ENOSYS (moby #42681)."""
+    """Return the rules that allow clone(2) only without namespace flags. clone3(2) passes its flags
+    behind a pointer, where no filter sees them, so it fails with ENOSYS (moby #42681)."""
     clone = _allow_if("clone", NEW_NAMESPACES, "SCMP_CMP_MASKED_EQ")
     return [clone, {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": errno.ENOSYS}]
 

@@ -1,5 +1,5 @@
-"""Makes a filter shorter, with the same results: per architecture one binary tree over intervals of
-call numbers, with the actions at its leaves.
+"""Makes a filter shorter without changing its results. For each architecture the shorter filter has
+one binary tree over intervals of call numbers, with the actions at the leaves.
 
 A shorter filter is installed faster: the kernel checks and compiles every instruction, and runs the
 filter once per call number. libseccomp compares number by number, also in its binary tree. But most
@@ -65,7 +65,7 @@ def _encode(item: Instruction, at: int, rest_at: int) -> bytes:
 
 def _tree(parts: Sequence[Interval]) -> list[Instruction]:
     """Build a tree of comparisons over the intervals. Each leaf returns an action, or jumps to the
-    filter behind the tree."""
+    filter that follows the tree."""
     if len(parts) == 1:
         action = parts[0][2]
         return [TO_REST if action is None else (RETURN, 0, 0, action)]
@@ -114,9 +114,9 @@ def _holds(opcode: int, left: int, right: int) -> bool:
 def _split(
     opcode: int, value: int, first: int, last: int, yes: int, no: int
 ) -> list[tuple[int, int, int]]:
-    """Split the call numbers `first` to `last` at a comparison with `value`. Returns (`yes` or
-    `no`, first, last) for each range of numbers that jumps there; a range is empty if its first
-    number is above its last."""
+    """Split the call numbers `first` to `last` at a comparison with `value`. Returns (jump target,
+    first, last) for each resulting range; the target is `yes` or `no`. A range is empty if its
+    first number is above its last."""
     if opcode == EQUAL:
         inside = first <= value <= last
         if not inside:

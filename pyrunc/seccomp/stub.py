@@ -1,11 +1,11 @@
-"""Builds the beginning of a filter, which answers ENOSYS, not the default errno, to system calls
-that are newer than the profile.
+"""Builds the first instructions of a filter. They answer ENOSYS, not the default errno, to system
+calls that are newer than the profile, as runc's filters do since 1.0.
 
 A C library may try a new system call before the old one. After ENOSYS it makes the old call; after
-EPERM it fails. So calls above the highest number that the profile names answer ENOSYS. The
-beginning also decides about calls that an old libseccomp does not know by name: from 424 on, the
-numbers are the same on every architecture. Classic BPF, see seccomp(2) and
-Documentation/userspace-api/seccomp_filter.rst; runc has done this since 1.0.
+EPERM it fails. So calls above the highest number that the profile names answer ENOSYS. The first
+instructions also decide about calls whose names an old libseccomp does not know. They compare
+numbers: from 424 on, these are the same on every architecture. The instructions are classic BPF,
+see seccomp(2) and Documentation/userspace-api/seccomp_filter.rst.
 """
 
 from __future__ import annotations
