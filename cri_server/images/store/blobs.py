@@ -1,5 +1,5 @@
-"""The blobs of an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`. A blob is
-complete, with its content synced, or absent; `sync_folder` makes the names durable.
+"""The blobs of an OCI image layout: `blobs/sha256/<hex>` or `blobs/sha512/<hex>`. A blob is either
+absent, or complete with its content synced; `sync_folder` makes the names durable.
 
 A blob is written in `ingest/` under a unique name, hashed meanwhile, synced, and renamed. A blob
 that is decoded while it is downloaded (`cri_server.images.layers.streamed`) is never written to a

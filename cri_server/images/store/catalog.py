@@ -157,9 +157,9 @@ class _State:
 
 
 class Catalog:
-    """Lists all images of a store. Reads are from memory; `add`, `remove`, `convert` and `load`
-    write files, for one caller at a time. Any thread may read meanwhile, because a change replaces
-    the whole state at once."""
+    """Lists all images of a store. The methods that read use only memory; any thread may call them
+    at any time, because a change replaces the whole state at once. `add`, `remove`, `convert` and
+    `load` write files, for one caller at a time."""
 
     def __init__(
         self,
@@ -330,9 +330,10 @@ class Catalog:
         """Read an image's manifest and configuration, and check that its files are stored. Return
         its content, in the mounted or the unpacked form.
 
-        If the files of both forms are stored, `mounted` chooses the form. If it is None, a listed
-        image keeps its form, and an unlisted image gets the form of new images. Raises NotUnpacked
-        when the image is neither mountable nor completely unpacked, and the errors of `read`.
+        If the files of both forms are stored, `mounted` chooses the form. If `mounted` is None, a
+        listed image keeps its form, and an unlisted image gets the form of new images. Raises
+        NotUnpacked when the image is neither mountable nor completely unpacked, and the errors of
+        `read`.
         """
         content = self.read(target)
         mountable = self._policy.mounts and self._files.has_image(content.diff_ids, content.chain)
@@ -355,8 +356,8 @@ class Catalog:
 
     def read(self, target: Descriptor) -> Content:
         """Read manifest and configuration of the image that `target` leads to, and check that each
-        layer has a stored blob or tar. Return the content in the unpacked form; whether the layers
-        are unpacked is not checked.
+        layer has a stored blob or tar. Return the content with `mounted` False, without a check
+        that the layers are unpacked.
 
         Raises NotFound for a missing blob, and PeerError or Unsupported for a damaged or unusable
         manifest or configuration.
@@ -403,8 +404,8 @@ class Catalog:
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
         """Remove these names in memory only. Meant for a full disk: the caller deletes the images'
-        content first, and writes the index by `remove` afterwards. After a crash in between, `load`
-        drops the incomplete images."""
+        content first, and afterwards calls `remove`, which writes the index. After a crash in
+        between, `load` drops the incomplete images."""
         self._replace(self._without(names), self._state.contents)
 
     def _without(self, names: Iterable[Name]) -> list[Name]:

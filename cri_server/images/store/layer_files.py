@@ -3,8 +3,8 @@ the image's top layer.
 
 A file is complete or absent: it is written in `ingest/` and renamed. An unlinked file exists as
 long as a mount uses it. On a file system with fs-verity each file is sealed before it is renamed,
-so the kernel refuses to read a changed block. Its fs-verity digest is stored in `verity/` and
-compared at each mount, so a replaced file is not mounted.
+so the kernel refuses to read a changed block. The file's fs-verity digest is stored in `verity/`
+and compared at each mount, so a replaced file is not mounted.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class LayerFiles:
 
     @property
     def empty(self) -> bool:
-        """Return whether no index is stored: then no image can be mounted. Unpacked images do not
-        count, because they are stored elsewhere."""
+        """Return whether no index is stored, so that no image is in the mounted form. Unpacked
+        images are stored elsewhere."""
         return not any(path.parent == self._indexes for path in list(self._sizes))
 
     def tar(self, diff_id: str) -> Path:
@@ -123,7 +123,7 @@ class LayerFiles:
         return sum(self._sizes.get(path, 0) for path in paths)
 
     def totals(self) -> tuple[int, int]:
-        """Return the bytes on disk and the number of all files."""
+        """Return the bytes on disk of all stored files, and the number of these files."""
         sizes = list(self._sizes.values())
         return sum(sizes), len(sizes)
 

@@ -262,8 +262,8 @@ class LayerMaker:
 
     def _drop_blob(self, digest: str) -> None:
         """Remove the blob of a layer whose tar is now stored. Keep the blob if the policy says so,
-        if an image needs it, or if another pull has a lease on it. A later collection may remove
-        it."""
+        if an image needs it, or if another pull has a lease on it; a later collection may then
+        remove it."""
         if (
             not self._leases.by_others(digest)
             and not self._policy.keep_blobs
@@ -357,8 +357,8 @@ class LayerMaker:
         partial: PartialTars | None = None,
     ) -> None:
         """Build the index (EROFS metadata) of the image `chain_id` from its layers' tars, and move
-        it into the store. `partial`: reads these tars while they are still being written; None:
-        reads the stored tars."""
+        it into the store. `partial`: the tars, if they are still being written; None: read the
+        stored tars."""
         # A layer that occurs several times in the image is one device.
         devices = list(dict.fromkeys(diff_ids))
         fds = await partial.fds() if partial else []

@@ -1,5 +1,5 @@
-"""Leases of running pulls and loads on digests and chain ids. A collection keeps leased content,
-which no listed image needs yet."""
+"""Leases that running pulls and loads hold on digests and chain ids. A collection of the store
+keeps leased content, although no listed image needs it yet."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether the caller, who has a lease on `key`, must not remove its content: there
-        is a second lease on `key`, or any lease on EVERYTHING, even the caller's."""
+        """Return whether the caller, who has a lease on `key`, must not remove the content of
+        `key`, because there is a second lease on `key`, or any lease on EVERYTHING (even the
+        caller's own)."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

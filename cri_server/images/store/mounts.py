@@ -1,10 +1,10 @@
 """Mounts images: each image once, at its first use, so that its containers share the mount's page
 cache.
 
-Mounts are detached, and exist as long as their descriptors. An overlay holds its own reference to
-the layers below it, so containers survive the server. A copy of each mount's descriptor is in the
-keeper, a process that outlives the server, so that containers of the next server share the mount
-with earlier ones.
+Mounts are detached, and exist as long as their descriptors. A container's overlay holds its own
+reference to the mount below it, so containers survive the server. A copy of each mount's descriptor
+is in the keeper, a process that outlives the server, so that containers of the next server share
+the mount with earlier ones.
 """
 
 from __future__ import annotations
@@ -209,8 +209,8 @@ def _opened(image: MountedImage) -> Iterator[list[int]]:
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: MountedImage) -> None:
-    """Check by names and sizes that the index was made for these tars. The kernel does not check
-    this, and would serve wrong data. Raises DamagedRecord."""
+    """Check that the index was made for these tars, by the tars' names and sizes in the index. The
+    kernel does not check this, and would serve wrong data. Raises DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
         raise DamagedRecord(f"{image.index} is cut short")

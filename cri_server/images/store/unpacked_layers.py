@@ -104,8 +104,8 @@ class Layers:
     def commit(self, folder: str, chain: Sequence[str]) -> None:
         """Rename `folder`, an unpacked layer, into the store. Its chain id is the last one in
         `chain` (bottom first). The layers below must be committed before: parent directories that
-        this layer does not describe get their attributes from them. Also makes the layer's device
-        nodes.
+        this layer does not describe get their attributes from those layers. Also makes the layer's
+        device nodes.
 
         Call `sync` before the catalog names the layer.
         """
@@ -120,8 +120,8 @@ class Layers:
         self._list(chain[-1], layer)
 
     def _list(self, chain_id: str, layer: Layer) -> None:
-        """List a layer without its paths, because they may be a million and only `commit` needs
-        them."""
+        """List a layer's record without its paths: there may be a million of them, and only
+        `commit` needs them."""
         self._layers[chain_id] = replace(layer, implicit=[], devices=[])
 
     def sync(self, chain: Sequence[str]) -> None:
