@@ -40,8 +40,8 @@ Problems = Callable[[Config], Iterable[InvalidSpec]]
 
 
 def load(path: Path | None, overrides: Mapping[str, Any]) -> Config:
-    """Load the file `path`, then its drop-ins, then `overrides` (by `table.key`; a value of None is
-    ignored). If `path` is None, the default path is read; that file may be missing.
+    """Load the file `path`, then its drop-ins, then `overrides` ({`table.key`: value}, where None
+    is ignored). If `path` is None, the default path is read; that file may be missing.
 
     Raises InvalidSpec: its path names file, line and key, its text says what is expected.
     """

@@ -33,7 +33,7 @@ SYSCTLS = {
 
 
 def privilege(host: Machine) -> Iterator[CheckResult]:
-    """Yield a note if doctor does not run as root: some checks were then skipped."""
+    """Yield a note if doctor does not run as root, because it then skips some checks."""
     if os.geteuid():
         yield note(
             "root",

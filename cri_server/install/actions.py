@@ -27,7 +27,7 @@ def read(file: Path) -> bytes:
     """Return the content of a regular file, also through symbolic links. Raises OSError, and Error
     for any other kind of file."""
     # O_PATH neither opens a device nor waits for a pipe's writer (open(2)); /proc/self/fd then
-    # opens the file that was checked, whatever the name refers to by now.
+    # opens the file that was checked, even if the name now refers to another one.
     with closing_fd(os.open(file, os.O_PATH | os.O_CLOEXEC)) as place:
         # Local users may have put a pipe or a device there, from which read(2) could block for
         # ever.

@@ -140,7 +140,7 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
         actions += _data(request.root)
         if request.is_live:
             actions.append(RunCommand(("nft", "delete", "table", "inet", FIREWALL), may_fail=True))
-    # Children sort behind their parents, so in reverse each folder is empty when its turn comes.
+    # A folder sorts before those in it: in reverse order, each is empty before its removal.
     actions += [Remove(path) for path in sorted(record.folders, reverse=True)]
     if request.is_live:
         actions.append(RunCommand(("systemctl", "daemon-reload")))

@@ -170,7 +170,7 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 def _in_state(client: Client, containers: list[api.Container], text: str) -> list[api.Container]:
     """Return those of `containers` that are in the state `text`. Asks the server for the paused
-    containers by a private call, because CRI has no paused state."""
+    containers with a private call, because CRI has no paused state."""
     state = _state(text, {**STATES, PAUSED: PAUSED})
     if state == PAUSED:
         paused = client.paused()

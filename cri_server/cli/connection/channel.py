@@ -361,7 +361,7 @@ def _unpadded(flags: int, data: bytes) -> bytes:
 
 
 def _take(body: bytearray) -> bytes | None:
-    """Remove the first complete gRPC message from `body` and return it; None if it is incomplete.
+    """Remove the first gRPC message from `body` and return it; None if it is not complete yet.
     Raises CallError for a compressed or too large message."""
     if len(body) < 5:
         return None

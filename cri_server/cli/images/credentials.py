@@ -1,7 +1,7 @@
 """Reads and writes registry logins in the files of podman and docker: a JSON object per registry,
 with base64 of USER:PASSWORD.
 
-Logins are searched in $REGISTRY_AUTH_FILE if it is set, else in podman's files, then docker's. The
+Logins are looked up in $REGISTRY_AUTH_FILE if it is set, else in podman's files, then docker's. The
 first file with a login for the registry is used. If no file has one, credential providers are
 called. New logins are written to the first of these files that exists, or else to the first, with
 mode 0600. Sources: containers-auth.json(5), docker's config.json.

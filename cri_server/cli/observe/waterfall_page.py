@@ -20,7 +20,7 @@ from cri_server.cli.output.show import printable
 from cri_server.observability.timeline.entry import SpanRecord
 
 ROW, HEAD = 22, 24  # pixels
-NAME_PERCENT, TOOK_PERCENT = 36, 9  # of the width: names, and durations at the right
+NAME_PERCENT, TOOK_PERCENT = 36, 9  # of the width: names at the left, durations at the right
 NAME_LIMIT = 50  # characters of a name, two fewer at each depth; the rest is in its tooltip
 TICKS = 4
 LEAST_PERCENT = 0.5  # the least width of a bar in percent of the axis, so that it is visible
@@ -47,8 +47,8 @@ class Axis:
         )
 
     def percent(self, call: TimelineCall) -> tuple[float, float]:
-        """Return where a call begins on the axis and how wide it is, in percent. The width is at
-        least LEAST_PERCENT."""
+        """Return where the bar of a call begins on the axis, and its width, in percent. The width
+        is at least LEAST_PERCENT."""
         width = max(100 * call.took_ms * 1e6 / self.length_ns, LEAST_PERCENT)
         return min(100 * (call.started_at_ns - self.begin_ns) / self.length_ns, 100 - width), width
 

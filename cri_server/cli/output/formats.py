@@ -111,7 +111,7 @@ class OutputOptions:
         }
 
     def document(self, value: Any) -> str:
-        """Return an object as text in the chosen format: by a template, as YAML, or as JSON."""
+        """Return an object as text in the chosen format: from the template, as YAML, or as JSON."""
         if self.template is not None:
             return self._apply_template(value)
         if self.format == "yaml":

@@ -50,8 +50,8 @@ def entries(file: BinaryIO) -> Iterator[LogEntry]:
 
 
 class Log:
-    """A container's log: its rotated files, oldest first, and the current one. Compressed files, as
-    kubelet makes them, are skipped."""
+    """A container's log: its rotated files, oldest first, and the current one. Skips the compressed
+    files that kubelet makes."""
 
     def __init__(self, path: str) -> None:
         """Open the files. Raises NotFound, OSError."""
