@@ -120,7 +120,7 @@ class CompiledPause(CompiledProcess):
     """A compiled pause process.
 
     - `pins`: name -> detached mount for the pod's containers
-    - `new_network`: the clone of the process makes the pod's network namespace
+    - `new_network`: the clone call that makes the process also makes the pod's network namespace
     """
 
     pins: dict[str, int]
@@ -160,8 +160,8 @@ class ContainerCompiler:
         return None
 
     def compile(self, prepared: Prepared | None) -> CompiledContainer:
-        """Compile the container. From here on its cgroup exists, unless another runtime or CRIU
-        makes it later. Raises Error, OSError.
+        """Compile the container. Afterwards its cgroup exists, unless another runtime or CRIU makes
+        it later. Raises Error, OSError.
 
         `prepared`: the result of `fork_first`. Its descriptors belong to the compiled container.
         """
@@ -240,8 +240,9 @@ class ContainerCompiler:
         return {"attached": attached}, opened
 
     def _with_places(self, prepared: Prepared) -> CompiledContainer:
-        """Return the compiled container of another runtime or of a checkpoint. Instead of a launch
-        it has mounts, which the shim attaches. `prepared`: the result of `_open_places`."""
+        """Return the compiled form of a container that another runtime starts or CRIU restores.
+        Instead of a launch it has mounts, which the shim attaches. `prepared`: the result of
+        `_open_places`."""
         fields, fds = prepared
         file, spec = self._file, self._spec
         group = naming.place(spec.linux.cgroups_path, self._id, file.cgroup.driver)
@@ -272,7 +273,7 @@ class PauseCompiler:
         return lambda: _make_scope(group, {}, {})
 
     def compile(self, prepared: Prepared | None) -> CompiledPause:
-        """Compile the pause process. From here on its cgroup exists. `prepared`: the result of
+        """Compile the pause process. Afterwards its cgroup exists. `prepared`: the result of
         `fork_first`. Raises Error, OSError."""
         request, parts = self._request, self._parts
         pins: dict[str, int] = {}
@@ -306,8 +307,9 @@ class PauseCompiler:
 def _make_scope(
     group: Cgroup, resources: Mapping[str, Any], annotations: Mapping[str, str]
 ) -> Prepared:
-    """Make the cgroup of the pod or container by systemd. Returns the result of `Cgroup.record`
-    and, if there is one, the descriptor that keeps the scope's placeholder process alive.
+    """Let systemd make the cgroup (scope) of a pod or container. Returns the result of
+    `Cgroup.record` and, if there is one, the descriptor that keeps the scope's placeholder process
+    alive.
 
     A new scope needs a process: the placeholder, a child of the shim, stays until the container's
     first process is in the cgroup.
@@ -369,10 +371,10 @@ def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
 
 
 def _forget_earlier_mount(work: str) -> None:
-    """Remove the mark that an earlier mount of the volatile overlay has left in its folder `work`,
-    so that the kernel permits a new mount.
+    """Remove the folder `work/incompat/volatile`, which an earlier mount of the volatile overlay
+    has left in its folder `work`.
 
-    The kernel refuses a second mount while the mark exists, because writes of the first may be
+    While it exists, the kernel refuses a second mount, because writes of the first may be
     incomplete (Linux, Documentation/filesystems/overlayfs.rst, "Volatile mount"). Here the first
     mount had no writes, because its launch was never carried out.
     """
@@ -395,9 +397,9 @@ def compile_exec_request(
 ) -> CompiledProcess:
     """Compile the launch of an exec in the running `container`. Raises Error, OSError.
 
-    - `pidfd`: of the container's first process
+    - `pidfd`: a pidfd of the container's first process
     - `stdio`: the exec's streams, which the caller closes
-    - `oom_score_adj`: for a process object without one
+    - `oom_score_adj`: the value if the request's process object sets none
     """
     parts = Timings()
     configuration = _configuration(container.directory, oom_score_adj)
@@ -472,7 +474,7 @@ def _configuration(directory: str, oom_score: int) -> _Configuration:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return numbers of a file that change together with its content."""
+    """Return attributes of a file, at least one of which changes when its content changes."""
     # The inode's number alone is not enough: a filesystem may give it to a later file.
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class OtherRuntime(Record):
-    """The command line of an OCI runtime other than pyrunc. `systemd`: the runtime makes the cgroup
-    by systemd."""
+    """The command line of an OCI runtime other than pyrunc. `systemd`: the runtime lets systemd
+    make the cgroup."""
 
     binary: str
     arguments: Sequence[str] = ()
@@ -53,9 +53,9 @@ class RestoreFolders(Record):
 class LaunchFile(RecordFile):
     """The parameters of a container's launch that are not in its config.json.
 
-    - `image_volumes`: mounted images by NAME, for the bind mounts whose source is `pyrunc:NAME`
-    - `layer_volumes`: unpacked images by NAME, for the same purpose
-    - `settled`: bind sources whose real paths the server has resolved. If such a path has a
+    - `image_volumes`: NAME -> mounted image, for bind mounts whose source is `pyrunc:NAME`
+    - `layer_volumes`: NAME -> layers of an unpacked image, for the same purpose
+    - `settled`: bind sources whose symbolic links the server has resolved. If such a path has a
       symbolic link when it is opened again, that is an error.
     - `runtime`: the other OCI runtime that starts the container
     - `restore`: the folders from which CRIU restores the container

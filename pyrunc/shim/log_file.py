@@ -2,9 +2,9 @@
 of the file never stops the reading of the container's output.
 
 When a write fails in the middle of a line, for example on a full disk, the written part is cut off
-again. So the file always ends with a whole line. A bounded number of lines waits in memory for the
-next attempt. Further lines are dropped and counted. When there is room again, a line says how many
-bytes were lost. Lines of a file that cannot be opened wait in the same way.
+again. So the file always ends with a whole line. Lines that cannot be written, or whose file cannot
+be opened, wait in memory for the next attempt, up to `PENDING_LIMIT_BYTES`. Further lines are
+dropped and counted. When there is room again, a line in the log says how many bytes were lost.
 """
 
 from __future__ import annotations
@@ -85,8 +85,9 @@ class LogFile:
         return not self.waiting
 
     def open(self) -> None:
-        """Open the log's path, anew if it is open, and write there from now on. If that fails,
-        raise KernelError; lines then still go to the old file, or wait if there is none."""
+        """Open the log's path, again if it is open already, and write to the opened file from now
+        on. Raises KernelError; lines then still go to the file that was open before, or wait in
+        memory if there was none."""
         if self.path is None:
             return
         fresh = open_log(self.path, self.directory)
@@ -143,8 +144,8 @@ def open_log(path: str, directory: str = "") -> int:
     missing folders with 0755. Raises KernelError.
 
     It is an error if the pod's log folder `directory`, a folder below it or the file is a symbolic
-    link. By such a link, a pod that may write to the node's logs could make any file of the host
-    grow.
+    link. Through such a link, a pod that may write to the node's logs could make any file of the
+    host grow.
     """
     above, name = os.path.split(path)
     top = directory.rstrip("/") or above

@@ -2,8 +2,8 @@
 neither threads nor asyncio, because an idle shim must cost nothing.
 
 Readiness is level-triggered, so no handler misses an event. A handler that reads its descriptor
-more than once for an event makes it non-blocking. An event never reaches the handler of a later
-descriptor with the same number.
+more than once for an event must make the descriptor non-blocking. When a descriptor is closed and
+its number is used again, no event of the old one reaches the new one's handler.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LONGEST_WAIT_S = 86_400.0  # epoll_wait(2) counts milliseconds in an int; a time
 
 
 class Timer:
-    """A function that the loop calls at a moment of the monotonic clock."""
+    """A function that the loop calls once, at the time `at` of the monotonic clock, in seconds."""
 
     __slots__ = ("at", "function")
 
@@ -82,8 +82,8 @@ class EventLoop:
     def spread(
         self, steps: Generator[None, None, None], on_end: Callable[[Exception | None], None]
     ) -> None:
-        """Run a step of `steps` now and one in each further turn, then call `on_end` with their
-        error, or with None."""
+        """Run the first step of `steps` now and one further step in each turn of the loop. After
+        the last, call `on_end` with the exception that a step has raised, or with None."""
         try:
             next(steps)
         except StopIteration:
@@ -104,7 +104,8 @@ class EventLoop:
             self.turn()
 
     def turn(self) -> None:
-        """Wait until something is ready or due, and call its handlers."""
+        """Wait until a descriptor is ready or a timer is due, then call the handlers and the
+        functions of due timers."""
         handlers = self._handlers
         ready = [(fd, events, handlers.get(fd)) for fd, events in self._epoll.poll(self._wait_s())]
         for fd, events, handler in ready:

@@ -1,4 +1,4 @@
-"""The main module of a shim. The zygote forks a shim as `pyrunc.shim.main:main`.
+"""The main module of a shim. A shim is a fork of the zygote that runs `pyrunc.shim.main:main`.
 
 `inherit` runs once in the zygote; all shims inherit the descriptor that it opens.
 """
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
     from pyrunc.ipc import Message
 
-# That of kubelet (KubeletOOMScoreAdj) and of containerd's unit. -1000 would exempt the process
+# The value of kubelet (KubeletOOMScoreAdj) and of containerd's unit. -1000 would exempt the process
 # altogether (proc_pid_oom_score_adj(5)), even if it leaks.
 OOM_SCORE_ADJ = -999
 
 
 def inherit(lowest: int) -> list[int]:
-    """Prepare the zygote for its forks. Returns descriptors that all shims inherit, numbered from
-    `lowest`."""
+    """Open the sealed launcher in the zygote, before it forks. Returns the launcher's descriptor,
+    which all shims inherit and whose number is at least `lowest`."""
     return [launch.executable(lowest)]
 
 

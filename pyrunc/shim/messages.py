@@ -7,15 +7,15 @@ shim may be older or newer than its client: unknown fields are ignored, an unkno
 `unsupported`, and the answer to `state` has the shim's protocol version.
 
 `cri_server.pod.client` sends the requests, and `pyrunc.shim.serve` reads them. An answer's `parts`
-are the stages of the call with their times (`Timings.noted`). If the request has `timed`, they
-include each operation of a launch.
+are the stages of the call with their times (`Timings.noted`). If the request has `timed`, `parts`
+also has each operation of a launch.
 
 Files. The shim's folder and the folder of each sandbox that the shim serves have a `shim.sock` and
 a `shim.json` {pid, start_time}. The socket in the shim's folder takes the calls `take_pod`, `shim`
 and `end_shim`; a sandbox's socket takes all other calls. In a container's folder the shim writes
 `state.json` when the container runs (`container.state`, with started_at_ns), and `exit.json`
-{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client is notified. It
-reads `config.json` there for poststop hooks.
+{exit_code, signal, finished_at_ns, oom_killed, reason?, message?} before any client is notified.
+For poststop hooks, the shim reads `config.json` in that folder.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Arguments(Record):
     `folder`.
 
     - `version`: the server's version, which `ShimInfo` reports
-    - `oom_score_adj`: for processes whose configuration has none
+    - `oom_score_adj`: the value for processes whose configuration sets none
     - `starter`: a class (`module:class`) that replaces the shim's `Starter`
     - `keeper`: the folder of the keeper (`pyrunc.keeper.client`)
     """
@@ -105,7 +105,8 @@ class Exit(Record):
 
     @property
     def cri_reason(self) -> str:
-        """Return the reason in the CRI status, which kubelet shows and partly acts on."""
+        """Return the `reason` for the container's CRI status. kubelet shows it, and acts on some
+        reasons."""
         if self.oom_killed:
             return OOM_KILLED
         return self.reason or ("Error" if self.exit_code else "Completed")
@@ -162,8 +163,8 @@ def event_of(message: Mapping[str, Any]) -> Event | None:
 
 
 class StoredPause(Record):
-    """The keeper's entry of a pause process. Its descriptors are the pidfd, the network namespace
-    if `network`, and a mount for each name in `mounts`."""
+    """The data that the keeper stores for a pause process. The descriptors stored with it are the
+    pidfd, the network namespace if `network`, and a mount for each name in `mounts`."""
 
     pid: int
     start_time: int
@@ -173,13 +174,14 @@ class StoredPause(Record):
 
     @staticmethod
     def name_of(sandbox_id: str) -> str:
-        """Return the entry's name in the keeper."""
+        """Return the name under which the keeper stores a pod's pause process."""
         return f"pod/{sandbox_id}"
 
 
 class StoredContainer(Record):
-    """The keeper's entry of a running container. Its descriptors are the pidfd of the first process
-    and, for each name in `outputs`, the descriptor from which the shim reads this stream."""
+    """The data that the keeper stores for a running container. The descriptors stored with it are
+    the pidfd of the first process and, for each name in `outputs`, the descriptor from which the
+    shim reads this stream."""
 
     pid: int
     start_time: int
@@ -195,7 +197,7 @@ class StoredContainer(Record):
 
     @staticmethod
     def name_of(container_id: str) -> str:
-        """Return the entry's name in the keeper."""
+        """Return the name under which the keeper stores a container."""
         return f"container/{container_id}"
 
 
@@ -281,14 +283,15 @@ class ContainerStarted(Record):
 
 
 class TakeOverPause(Request):
-    """Take over the pause process of a shim that has ended, by the keeper's entry. The answer is a
-    `NetworkNamespace`."""
+    """Take over the pause process of a shim that has ended, with the data and descriptors that the
+    keeper has stored for it. The answer is a `NetworkNamespace`."""
 
     call = "adopt_holder"
 
 
 class TakeOverContainer(Request):
-    """Take over a container of a shim that has ended, by the keeper's entry.
+    """Take over a container of a shim that has ended, with the data and descriptors that the keeper
+    has stored for it.
 
     - `sessions`: pid and start time of the first process of each exec session. The shim kills these
       sessions.

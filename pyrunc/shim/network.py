@@ -1,8 +1,8 @@
 """Makes the network namespaces of pods. The shim makes one in advance, before a pod needs it.
 
-A namespace is never used for a second pod. It belongs to the shim's user namespace. A pod with
-another user namespace does not get it: the clone of the pod's pause process makes a network
-namespace that belongs to the pod's user namespace.
+No namespace is used for a second pod. The namespaces made here belong to the shim's user namespace.
+So a pod with another user namespace gets none of them: the clone call that makes its pause process
+also makes a network namespace, which belongs to the pod's user namespace.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def open_network() -> int:
 
 def _set_lo_up() -> None:
     """Bring `lo` up in the caller's network namespace. Raises KernelError."""
-    # Any socket does for this ioctl (net/socket.c, sock_do_ioctl).
+    # This ioctl accepts any socket (net/socket.c, sock_do_ioctl).
     sock = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
     try:
         ioctl(sock.fileno(), SIOCSIFFLAGS, _LO_UP)

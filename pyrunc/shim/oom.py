@@ -7,8 +7,8 @@ of all ancestor cgroups, which stay. So the kills in removed cgroups are the par
 the counts of its cgroups that still exist. The shim subtracts kills from before the container's
 start, and kills that it has counted for other containers. The rest belongs to this container.
 
-Any kill counts, also of a child whose container then ended with 0, as in containerd (TaskOOM) and
-CRI-O (OOMKilled takes precedence over the exit code). The exit code decides only when several
+The kill of any process counts, even if the container then exits with 0, as in containerd (TaskOOM)
+and CRI-O (OOMKilled takes precedence over the exit code). The exit code decides only when several
 removed cgroups may have had the kill.
 """
 
@@ -37,8 +37,9 @@ class KillCounts:
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Begin to count kills in `group`, in which processes run already. Kills before this call
-        in removed cgroups of the same parent will not count. Raises KernelError."""
+        """Begin to count OOM kills in the cgroup `group`, whose processes run already. Earlier
+        kills do not count if they were in cgroups of the same parent that are removed by now.
+        Raises KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)
@@ -66,9 +67,11 @@ class KillCounts:
         return True
 
     def _may_be_of_another(self, parent: str) -> bool:
-        """Return whether an OOM kill counted in `parent` may have been in another container: in one
-        of this pod whose cgroup was removed before its kills were counted or, if pods share
-        `parent`, in one of another pod."""
+        """Return whether an OOM kill that is counted in `parent` may belong to another container:
+
+        - a container of this pod whose cgroup was removed before its kills were counted
+        - a container of another pod, if pods share `parent`
+        """
         if any(_is_removed(group, parent) for group in self._open):
             return True
         return not set(cgroup.children(parent)) <= self._open
@@ -79,7 +82,7 @@ class KillCounts:
 
 
 def _is_removed(group: str, parent: str) -> bool:
-    """Return whether the cgroup directory `group` is removed, and its parent was `parent`."""
+    """Return whether `group` is a path directly below `parent` whose cgroup no longer exists."""
     return os.path.dirname(group) == parent and not os.path.isdir(group)
 
 

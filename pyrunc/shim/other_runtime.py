@@ -1,12 +1,12 @@
 """Runs containers with an OCI runtime other than pyrunc, by runc's command line, which all runtimes
-have. The commands run in forks of the shim.
+understand. The commands run in forks of the shim.
 
     create --bundle DIR --pid-file FILE [--console-socket SOCKET] ID, start ID, kill ID NUMBER,
     delete --force ID,
     exec --detach --process FILE --pid-file FILE [--console-socket SOCKET] ID
 
-When the runtime and the fork have ended, the container's process becomes the child of the shim,
-which is a subreaper, and is supervised like any other. Only signals go through the runtime, because
+When the runtime and the fork have ended, the shim, a subreaper, becomes the parent of the
+container's process and supervises it like any other. Only signals go through the runtime, because
 it may run the process in a virtual machine. The fork attaches the root and the other mounts in a
 new mount namespace, which the runtime inherits, so the host sees none of them. The runtime keeps
 its state in the container's folder.

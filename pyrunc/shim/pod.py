@@ -108,8 +108,9 @@ class ShimPod:
         self._drop_network()
 
     def stop_reading(self) -> list[str]:
-        """Log all output of the containers that was read, and read no more. Return the ids of the
-        containers whose log could not be written, because the disk is full for example."""
+        """Log all output that was already read from the containers, and read no more. Return the
+        ids of the containers whose log could not be written, because the disk is full for
+        example."""
         for container in self._containers.values():
             container.stop_reading()
         return [container.id for container in self._containers.values() if container.log_waits]
@@ -708,7 +709,7 @@ class ShimPod:
         self._end_when_done(tries=END_TRIES)
 
     def _end_when_done(self, tries: int) -> None:
-        """Stop serving the pod when the shim's forks have ended, for example one that runs a
+        """Stop serving the pod when the shim's forks have ended, for example a fork that runs a
         poststop hook or removes a systemd scope. After `tries` more checks, stop in any case."""
         if self._reaper.busy and tries:
             self.loop.after(END_RETRY_S, lambda: self._end_when_done(tries - 1))

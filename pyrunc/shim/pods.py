@@ -171,8 +171,9 @@ def _own_record() -> messages.ShimRecord:
 
 
 def _open_lock(sandbox_dir: str) -> int:
-    """Open the pod's lock file and take a shared flock(2), which this shim and its forks hold. When
-    another process gets an exclusive lock, all of them have ended."""
+    """Open the pod's lock file and take a shared flock(2), which this shim and its forks hold. A
+    process that gets an exclusive lock on the file knows that the shim and all its forks have
+    ended."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
     lock = os.open(f"{sandbox_dir}/{messages.LOCK}", flags, 0o600)
     try:

@@ -47,8 +47,8 @@ class Reaper:
     """Reaps the shim's children and reports their ends.
 
     Between `hold` and `let_go`, while a process is being started, only pids that were passed to
-    `expect` are reaped. The starting code waits for its helpers itself, and a new process stays a
-    zombie until its pid is expected.
+    `expect` are reaped. The code that starts the process reaps its own helper processes, and the
+    new process stays a zombie, if it ends, until its pid is expected.
     """
 
     def __init__(self, loop: EventLoop, keeper: KeeperLink | None = None) -> None:
@@ -71,8 +71,8 @@ class Reaper:
     def expect(self, pid: int, on_exit: OnExit, start_time: int = 0) -> None:
         """Call `on_exit` once when our child `pid` has ended, or now if it has ended already.
 
-        With `start_time`, the keeper gets the wait status as well, for the shim that takes over if
-        this one is killed before `on_exit` has written the status.
+        With `start_time`, the keeper also gets the wait status. If this shim is killed before
+        `on_exit` has written the status, the shim that takes over reads it from the keeper.
         """
         self._expected[pid] = on_exit
         if start_time:

@@ -33,9 +33,9 @@ _UCRED = struct.Struct("iII")
 
 
 def handler(kind: type[AnyRequest], function: Callable[[ShimCall, AnyRequest], None]) -> Handler:
-    """Make `function(call, request)` the handler of requests of the class `kind`: return an item
-    for the argument `calls` of `ShimServer`. `function` answers `call`, at once or later, or raises
-    the error to send."""
+    """Return an item for the argument `calls` of `ShimServer`. The item makes `function(call,
+    request)` the handler of requests of the class `kind`. `function` answers `call`, at once or
+    later, or raises the error to send."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 
@@ -62,7 +62,7 @@ class ShimCall:
         self._send({"id": self._id, "ok": {} if answer is None else answer.to_fields()}, fds)
 
     def fail(self, error: Exception) -> None:
-        """Send the error of a call."""
+        """Answer the call with an error."""
         self._send({"id": self._id, "error": to_error(error, self.name).to_fields()}, ())
 
     def _send(self, message: Message, fds: Sequence[int]) -> None:
@@ -91,7 +91,7 @@ class ClientConnection:
         if self.closed:
             close_all(fds)
             return
-        # Always behind the waiting messages, so that answers and events keep their order.
+        # Always after the waiting messages, so that answers and events keep their order.
         self._unsent.append((ipc.encode(message), list(fds)))
         if len(self._unsent) > UNSENT_LIMIT:
             self.close()
@@ -183,7 +183,7 @@ class ShimServer:
         return [self._listener.fileno(), *(connection.fileno() for connection in self.connections)]
 
     def dispatch(self, call: ShimCall) -> None:
-        """Run the call's function; an exception becomes the answer."""
+        """Run the handler of the call. If it raises an exception, answer with this error."""
         function = self._calls.get(call.name)
         try:
             if function is None:

@@ -127,7 +127,7 @@ class SupervisedContainer:
         """Supervise the first process of a container whose shim has ended. Afterwards this object
         owns all descriptors. Raises InvalidArgument, KernelError, OSError.
 
-        - `record`, `fds`: the keeper's entry
+        - `record`, `fds`: the data and descriptors that the keeper has stored for the container
         - `stdin`: the writing end of the process's stdin, empty if it was not saved
         - `once`: close stdin when the first client's input ends, unless stdin is a terminal
         """
@@ -167,7 +167,7 @@ class SupervisedContainer:
         self, process: StartedProcess, started_at_ns: int, outputs: Mapping[str, int]
     ) -> None:
         self._process = process
-        # `starting` refers to the launch, whose program has 64 KiB.
+        # Released here: `starting` refers to the launch, whose program takes 64 KiB.
         self.starting = None
         self.pid = process.pid
         self.start_time = process.start_time
@@ -182,8 +182,9 @@ class SupervisedContainer:
             warn(f"container {self.id}: cannot watch for OOM kills: {error}")
 
     def store(self) -> tuple[messages.StoredContainer, list[int]]:
-        """Return the keeper's entry for the container, with copies of the descriptors, which the
-        caller closes. Raises WrongState when the first process has ended."""
+        """Return the data and the descriptors that the keeper is to store for the container. The
+        descriptors are copies, which the caller closes. Raises WrongState when the first process
+        has ended."""
         pidfd = self.open_pidfd()
         process = self._process
         assert process is not None
@@ -359,7 +360,7 @@ class SupervisedContainer:
 
     @property
     def log_waits(self) -> bool:
-        """Whether log lines wait in memory because they could not be written."""
+        """Return whether log lines wait in memory because they could not be written."""
         return self._log.waiting
 
     def release(self) -> None:

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from pyrunc.timings import Part
 
 WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "MoveLinks"))
-"""Steps of a parent that wait for other processes, or may take long."""
+"""Classes of `ParentStep` that wait for other processes, or may take long."""
 
 
 class SupervisedProcess:
@@ -141,8 +141,9 @@ class StartedProcess(SupervisedProcess):
 
     @classmethod
     def from_stored(cls, record: messages.StoredContainer, fds: Sequence[int]) -> StartedProcess:
-        """Return the first process of a container from the keeper's entry. The result owns the
-        descriptors. Raises InvalidArgument; the caller then still owns the descriptors."""
+        """Return the first process of the container that `record` and `fds`, stored in the keeper,
+        describe. The result owns the descriptors. Raises InvalidArgument; the caller then still
+        owns the descriptors."""
         if len(fds) != 1 + len(record.outputs):
             raise InvalidArgument(
                 f"the keeper's entry of a container has {len(fds)} descriptors, not"
@@ -174,8 +175,8 @@ class PauseProcess(SupervisedProcess):
         self.parts: list[Part] = []
 
     def store(self) -> tuple[messages.StoredPause, list[int]]:
-        """Return the keeper's entry for the pause process, with copies of the descriptors, which
-        the caller closes."""
+        """Return the data and the descriptors that the keeper is to store for the pause process.
+        The descriptors are copies, which the caller closes."""
         group = self.group.record() if self.group else None
         network = [] if self.netns_fd is None else [self.netns_fd]
         fds = [*network, *self.mounts.values()]
@@ -187,8 +188,8 @@ class PauseProcess(SupervisedProcess):
 
     @classmethod
     def from_stored(cls, record: messages.StoredPause, fds: Sequence[int]) -> PauseProcess:
-        """Return the pause process from the keeper's entry. The result owns the descriptors. Raises
-        InvalidArgument after closing them."""
+        """Return the pause process that `record` and `fds`, stored in the keeper, describe. The
+        result owns the descriptors. Raises InvalidArgument, and then closes the descriptors."""
         if len(fds) != 1 + record.network + len(record.mounts):
             close_all(fds)
             raise InvalidArgument(
@@ -217,8 +218,8 @@ class Starter:
     """Compiles and starts pause processes, containers and execs."""
 
     def __init__(self, oom_score_adj: int) -> None:
-        """Prepare to start processes. `oom_score_adj`: for processes whose configuration has
-        none."""
+        """Prepare to start processes. `oom_score_adj`: the value for processes whose configuration
+        sets none."""
         self._oom_score_adj = oom_score_adj
 
     def container_compiler(
@@ -236,8 +237,8 @@ class Starter:
     ) -> Generator[int, None, PauseProcess]:
         """Start the pod's pause process. Raises Error.
 
-        `network`: the pod's network namespace, which the caller closes. None if the clone of the
-        process makes the namespace, or the pod uses the host's.
+        `network`: the pod's network namespace, which the caller closes. None if the clone call that
+        makes the process also makes the namespace, or if the pod uses the host's.
         """
         with Undo() as undo:
             undo.push("pinned mounts", close_all, list(compiled.pins.values()))

@@ -1,10 +1,10 @@
 """Finds and kills the processes of an exec session.
 
-A process of the container's cgroup is a member of the exec session if one of these holds:
+A process of the container's cgroup is a member of the exec session if it is the exec's first
+process (the leader), or if one of these is a member:
 
-- it is in the leader's session (setsid(2))
-- its parent is a member
-- it is in another session, whose leader is a member
+- its parent
+- the process that created its session (setsid(2))
 
 Each member is killed through a pidfd, after a check of its start time. So a later process with the
 same pid is never signalled. The walk is repeated until it finds no new member, because a process
@@ -118,8 +118,8 @@ def _pid_namespace(pid: int) -> str:
 def _members(leader: int, statuses: Mapping[int, Stat], killed: Iterable[int]) -> list[int]:
     """Return the living processes of `statuses` that are members of the exec session.
 
-    Killed processes count as members: a child that they made in their last moment has another
-    parent by now, and is found by its session.
+    The processes `killed` count as members. A child that one of them made in its last moment has
+    another parent by now, but is still in the session of a member.
     """
     below: dict[int, list[int]] = {}
     for pid, status in statuses.items():

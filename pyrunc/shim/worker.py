@@ -55,7 +55,7 @@ class Worker:
         self.pid = os.fork()
         if self.pid == 0:
             _work(shim, work, theirs, not_inherited)
-        # Else the end of a killed fork is not seen here.
+        # While this copy is open, the end of a killed fork is not seen here.
         theirs.close()
         reaper.hold()  # the container may end before its pid is known here
         loop.watch(self._answer.fileno(), READABLE, self._answered)
