@@ -1,9 +1,9 @@
 """Loads device filters, which are eBPF programs of the kernel, and attaches them to cgroups by
 bpf(2).
 
-Source: bpf(2), include/uapi/linux/bpf.h. A filter lives as long as it is attached, so its
-descriptor is closed here at once. An access must be allowed by all filters of a group, so new rules
-replace the earlier filter.
+Source: bpf(2), include/uapi/linux/bpf.h. The kernel keeps a filter as long as it is attached, so
+its descriptor is closed here at once. The kernel allows an access only if all filters of a group
+allow it, so a filter with new rules replaces the earlier one.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _CACHED_AT_MOST = 16
 
 
 def cache_programs() -> None:
-    """Make this process keep the descriptors of loaded device filters. It then need not load and
-    verify the same rules again for another group. For a process that makes many groups."""
+    """Make this process keep the descriptors of loaded device filters. It then loads and verifies
+    the same rules only once, not again for each group. This suits a process that makes many
+    groups."""
     global _cached
     _cached = {}
 

@@ -180,8 +180,8 @@ def make(directory: str) -> None:
     except OSError as error:
         raise KernelError.of(error, "mkdir", repr(directory)) from None
     try:
-        # On the group itself: a list of ours on disk could name groups that were removed and made
-        # anew by others.
+        # The mark is on the group itself, because a list on disk could name groups that others
+        # have removed and made anew.
         os.setxattr(directory, MARK, b"1")
     except OSError:
         pass  # without the mark (no CAP_SYS_ADMIN) an empty parent is left to its owner

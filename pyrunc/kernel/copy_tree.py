@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from typing import Any
 
-    # files of several links: device and inode -> where the first copy is
+    # device and inode of a file with several hard links -> path of its first copy
     Copied = dict[tuple[int, int], str]
 
 _CHUNK_BYTES = 1 << 20
@@ -162,9 +162,9 @@ def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None]
 def _copy_part(
     reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]
 ) -> int:
-    """Copy at most `length` bytes from the offset `at` of `reading` to the file position of
-    `writing`, which is `at` as well. Returns the number of bytes copied, 0 at the end of
-    `reading`."""
+    """Copy at most `length` bytes from the offset `at` of `reading` to the same offset of
+    `writing`, at which the file position of `writing` must be. Returns the number of bytes copied,
+    0 at the end of `reading`."""
     if not any(os.pread(reading, _PROBE_BYTES, at)):
         content = os.pread(reading, length, at)
         if content == _ZEROS[: len(content)]:

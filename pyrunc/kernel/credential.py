@@ -25,8 +25,8 @@ def is_machine_root() -> bool:
 
 
 def outer_uid() -> int:
-    """Return our effective user id as seen from the parent of our user namespace: by D-Bus, and as
-    the owner of files that we make."""
+    """Return our effective user id in the parent of our user namespace. D-Bus sees this id for our
+    socket, and it owns the files that we make."""
     uid = os.geteuid()
     for first, outside, count in id_map("/proc/self/uid_map"):
         if first <= uid < first + count:

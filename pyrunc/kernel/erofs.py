@@ -88,9 +88,9 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
 
 
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
-    """Raise DamagedRecord unless the files are sealed by fs-verity with these digests, in the same
-    order. The kernel then refuses to read changed blocks. Without digests, and for an empty digest,
-    nothing is checked. Raises KernelError."""
+    """Check that fs-verity has sealed each file with the digest at the same index of `digests`. The
+    kernel refuses to read changed blocks of a sealed file. Without digests, and for an empty
+    digest, nothing is checked. Raises DamagedRecord if a digest differs, KernelError."""
     for fd, digest in zip(fds, digests, strict=bool(digests)):
         if digest and (measured := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))

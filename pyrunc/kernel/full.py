@@ -1,4 +1,4 @@
-"""Converts errors of files on a disk to errors for the node's owner. Their messages name the file
+"""Converts OSErrors of work on files to errors for the node's owner. Their messages name the file
 system and the exhausted resource: space, inodes or a quota."""
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def disk_error(error: OSError, call: str, path: str) -> ResourceExhausted | Kern
 
 
 def reason(number: int, path: str) -> str:
-    """Return a text that names the resource that is exhausted at `path`, which need not exist.
-    `number`: ENOSPC or EDQUOT. For ENOSPC, statfs(2) shows whether space or inodes are
+    """Return the text of an error that names the exhausted resource and the path `path`, which need
+    not exist. `number`: ENOSPC or EDQUOT. For ENOSPC, statfs(2) shows whether space or inodes are
     exhausted."""
     if number == EDQUOT:
         return f"the disk quota on the file system of {path} is used up"

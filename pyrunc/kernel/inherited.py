@@ -76,8 +76,8 @@ def _reset_scheduling() -> None:
 
 
 def _reset_core_dumps() -> None:
-    """Copy the filter of core dumps from the machine's first process (/proc/PID/coredump_filter,
-    core(5))."""
+    """Set this process's core dump filter (/proc/PID/coredump_filter, core(5)) to the filter of the
+    machine's first process."""
     try:
         machines = read_file(COREDUMP_FILTER.format(1))
         # The file is read as hexadecimal digits without a prefix, and written in C's notation,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class MountPoint:
     """One mount of the process's mount namespace (proc_pid_mountinfo(5)).
 
-    - `root`: the folder of the file system that is mounted
+    - `root`: the folder of the mounted file system that appears at the mount point
     - `path`: the mount point
     - `propagation`: tags (`shared`, `master`, …)
     - `kind`: the type of the file system
@@ -44,7 +44,7 @@ def mount_points() -> Iterator[MountPoint]:
 
 def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
     """Return the mount in `table` that contains `path`, an absolute path without symbolic links.
-    Only texts are compared.
+    Only compares the paths as texts.
 
     The result is the mount with the longest mount point. If several mounts have this mount point,
     it is the last one in the table.

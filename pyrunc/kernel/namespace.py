@@ -28,8 +28,8 @@ def setns(fd: int, flags: int = 0) -> None:
 
 
 def kind_of(fd: int) -> str:
-    """Return the kind of a namespace's descriptor (`net`, `pid`, …). Raises KernelError, with
-    EINVAL when it is no namespace."""
+    """Return the kind (`net`, `pid`, …) of the namespace that the descriptor refers to. Raises
+    KernelError, with EINVAL when it refers to no namespace."""
     try:
         # Checked before the ioctl, whose number can mean something else to the driver of a device.
         if fstatfs_type(fd) == NSFS_MAGIC:

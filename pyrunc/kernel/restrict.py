@@ -69,9 +69,9 @@ def only_beneath(folder_fds: Iterable[int]) -> bool:
     """Restrict the process by landlock(7), as far as the kernel supports it; False if the kernel
     has no landlock.
 
-    The process can then open, make and remove files only beneath these directories. It cannot bind
-    or connect TCP sockets. Its signals and abstract sockets reach only its descendants. Open
-    descriptors keep working.
+    The process can then open, make and remove files only beneath the directories `folder_fds`. It
+    cannot bind or connect TCP sockets. Its signals and abstract sockets reach only its descendants.
+    Open descriptors keep working.
     """
     version = raw("landlock_create_ruleset", None, 0, _VERSION_QUERY)
     if version < 0:

@@ -132,9 +132,9 @@ class Compiler:
 
 
 def number(name: str) -> int:
-    """Return a system call's number on this architecture. A call that only other architectures have
-    has libseccomp's negative pseudo number. UNKNOWN_SYSCALL when libseccomp does not know the
-    name."""
+    """Return a system call's number on this architecture. If only other architectures have the
+    call, the result is libseccomp's negative pseudo number. If libseccomp does not know the name,
+    the result is UNKNOWN_SYSCALL."""
     return int(_lib().seccomp_syscall_resolve_name(os.fsencode(name)))
 
 
