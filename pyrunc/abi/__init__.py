@@ -1,1 +1,2 @@
-"""The numbers of the Linux ABI (flags, requests, system calls) by the names of the manual pages."""
+"""The numbers of the Linux ABI (flags, requests, system calls), under their names in the manual
+pages."""

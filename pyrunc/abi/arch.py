@@ -15,7 +15,7 @@ class Arch:
 
     - `syscalls`: name of a system call -> its number
     - `audit`: the architecture's AUDIT_ARCH_*
-    - `o_directory`, `o_nofollow`: its values of these flags of open(2)
+    - `o_directory`, `o_nofollow`: the architecture's values of O_DIRECTORY and O_NOFOLLOW (open(2))
     """
 
     __slots__ = ("audit", "machine", "o_directory", "o_nofollow", "syscalls")
@@ -32,8 +32,8 @@ _HERE = os.uname().machine
 
 
 def arch(machine: str = "") -> Arch:
-    """Return the table of the architecture `machine` (a name of `uname -m`), by default this
-    machine's. Raises Unsupported when there is no such table."""
+    """Return the `Arch` of the architecture `machine` (a name of `uname -m`), by default this
+    machine's. Raises Unsupported for an architecture without tables."""
     name = machine or _HERE
     if name not in _LOADED:
         if name == "x86_64":

@@ -52,14 +52,15 @@ SOCKET, LOCK = "keeper.sock", "keeper.lock"
 VERSION = 1
 HELLO, PUT, GET, DROP, LIST, START, EXIT, NOTE = range(1, 9)
 MESSAGE = Struct("=HHIiiiIQQ")
-"""version, call, size of the name, errno, pid, wait status, count, start time, time in ns."""
+"""The header of each message: version, call, size of the name, errno, pid, wait status, count,
+start time, time in ns."""
 MESSAGE_LIMIT_BYTES = 128 * 1024
 MOST_FDS = 32
 TIMEOUT_S = 2.0
 ABSENT_S = 10.0
 """After a call to the keeper has timed out, no call is sent to it for this long."""
 LOCKED = 3
-"""The keeper's exit code when another keeper has the folder."""
+"""The exit code of a new keeper if another keeper already has the folder."""
 _TRIES, _TRY_AGAIN_S = 100, 0.02
 _QUIET = 1
 _TIMEVAL = Struct("@ll")
@@ -68,8 +69,8 @@ _CATCHABLE = [number for number in range(1, 65) if number not in (9, 19, 32, 33)
 
 
 class StoredEntry(Value):
-    """An entry of the keeper, which was stored under a name. The caller closes `fds`, which are
-    copies of the stored descriptors."""
+    """The data and descriptors that the keeper stores under one name. The caller closes `fds`,
+    which are copies of the stored descriptors."""
 
     data: bytes
     fds: list[int]
@@ -208,7 +209,7 @@ class Keeper:
         child's wait status (wait(2)).
 
         The caller must not reap the child before this call. If this process dies, the shim that
-        takes the pod over gets the status by `exit_of`.
+        takes the pod over gets the status from `exit_of`.
         """
         self._post(_Request(NOTE, process=(pid, start_time), status=status, count=_QUIET))
 

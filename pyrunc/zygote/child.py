@@ -43,8 +43,9 @@ def fork_detached(function: Function, arguments: Message, fds: Sequence[int]) ->
 
 
 def fork_job(request: RunJob, fds: Sequence[int]) -> int:
-    """Fork a job with a new process group; return its pid. The first of `fds` are stdio and the
-    result socket. Raises PeerError, before the fork, if there is no function `request.function`.
+    """Fork a job with a new process group; return its pid. The first four of `fds` are stdio and
+    the result socket. Raises PeerError, before the fork, if there is no function
+    `request.function`.
 
     The kernel kills the job when the zygote dies in any way (PR_SET_PDEATHSIG). Processes that the
     job has started are killed only when the zygote exits normally.
@@ -122,8 +123,9 @@ def _forget_the_zygote() -> None:
 
 
 def _take_descriptors(fds: list[int], inherited: list[int]) -> list[int]:
-    """Give `fds` the numbers 0, 1, 2 (stdio) and, close-on-exec, from 3 on. Close all other
-    descriptors except `inherited`, which is in ascending order. Return the numbers from 3 on."""
+    """Renumber `fds` from 0 on: the first three become stdio, the others become close-on-exec.
+    Close all other descriptors except `inherited`, which is in ascending order. Return the numbers
+    from 3 on."""
     # The copies lie above all sources and all targets: a dup2 to a target would close a source that
     # has its number.
     above = max(_FIRST_FD + len(fds), max(fds) + 1)

@@ -36,8 +36,8 @@ def kill(pid: int) -> None:
 
 
 def _stop_new(pid: int, pidfds: dict[int, int]) -> bool:
-    """Stop the descendants that are not in `pidfds` yet, and add them. Return whether there was
-    one."""
+    """Stop the descendants of `pid` that are not in `pidfds` yet, and add their pidfds there.
+    Return whether any was added."""
     unknown = below(pid) - set(pidfds)
     family = unknown | set(pidfds)
     stopped = False

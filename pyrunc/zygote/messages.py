@@ -44,8 +44,7 @@ class Forked(Record):
 class RunJob(Request):
     """Run a job. The answer is a `JobEnded` when the job ends. `timeout_s`: None for no deadline.
 
-    The request's descriptors are stdin, stdout, stderr, the result socket and further ones for the
-    job.
+    The request's descriptors are stdin, stdout, stderr, the result socket, and then the job's own.
     """
 
     call = "run"

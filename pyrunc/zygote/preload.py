@@ -1,5 +1,5 @@
-"""Imports the modules of children before the first fork, so that all children share the modules'
-memory.
+"""Imports the modules that the zygote's children use, before the first fork, so that all children
+share the modules' memory.
 
 A garbage collection writes into every object's header, so a child that collects would get a private
 copy of each page. Here the collector runs once; then gc.freeze exempts the heap from later
