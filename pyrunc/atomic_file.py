@@ -4,7 +4,7 @@ JSON files have a version.
 A reader sees the old file or the new one, never a part (rename(2)). Any number of threads and
 processes may write the same file: each write has its own temporary name.
 
-`durable` makes this hold over a power cut, too. The file is synced before the rename, or the name
+With `durable`, the same holds after a power cut. The file is synced before the rename, or the name
 might appear without its content. The folder is synced after the rename, or the power cut might
 restore the old file. `named=False` leaves out the folder's fsync, for callers that accept the old
 file after a power cut. On ext4 on an idle virtual disk, a durable write takes 0.7 ms instead of 0.1
@@ -54,7 +54,7 @@ def write_bytes(
     part.
 
     - `durable`: fsync the file and its folder
-    - `named`: False with `durable`: fsync the file only
+    - `named`: if False, `durable` leaves out the fsync of the folder
     - `named_first`: rename before the file's fsync
 
     Raises OSError with the file's name, after removing the temporary file. If a write with
@@ -109,8 +109,10 @@ def write_json(
 
 
 def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
-    """Return the JSON object in the file `path`, with its key `version`. Raises NotFound,
-    DamagedRecord, NewerRecord (for a version above `version`), OSError."""
+    """Return the JSON object in the file `path`, including its key "version". `version`: the
+    highest version that the caller can read. Raises NotFound; DamagedRecord when the file is not a
+    JSON object or has no integer version; NewerRecord when the file's version is higher than
+    `version`; OSError."""
     try:
         with open(path, "rb", buffering=0) as file:
             content = file.read() or b""

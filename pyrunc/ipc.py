@@ -55,8 +55,9 @@ def send(sock: socket, message: Message, fds: Sequence[int] = ()) -> None:
 
 
 def send_text(sock: socket, text: bytes, fds: Sequence[int] = ()) -> None:
-    """Send one message whose JSON text `encode` has made, with copies of the descriptors; the
-    caller keeps its own. Raises OSError (BlockingIOError on a full non-blocking socket)."""
+    """Send one message; `text` is its JSON text, made by `encode`. The receiver gets copies of
+    `fds`; the caller keeps its own. Raises OSError (BlockingIOError on a full non-blocking
+    socket)."""
     if len(text) <= INLINE_LIMIT_BYTES:
         _send(sock, text, fds)
         return
@@ -69,8 +70,8 @@ def receive(sock: socket, fds_limit: int = MOST_FDS) -> tuple[Message, list[int]
     closed the connection.
 
     Raises BlockingIOError when a non-blocking socket has no message. Raises PeerError for a
-    malformed packet, and for more than `fds_limit` descriptors. A long message has one descriptor
-    more, the memfd of its text, so a limit of 0 refuses long messages.
+    malformed packet, and for more than `fds_limit` descriptors. A long message has one additional
+    descriptor, the memfd with its text, so a limit of 0 refuses long messages.
     """
     room = CMSG_SPACE(fds_limit * 4) if fds_limit else 0
     try:

@@ -137,8 +137,8 @@ class _WrongField(Exception):
         self.path, self.problem = path, problem
 
     def below(self, name: str) -> _WrongField:
-        """Return the same error with a path that begins in the enclosing object. `name`: the
-        enclosing object's field, as `name` or `name[index]`."""
+        """Return the same error with a path that begins in the enclosing object. `name`: the field,
+        `[index]` or `[key]` of the enclosing object where the error is."""
         dot = "" if self.path.startswith("[") else "."
         return _WrongField(f"{name}{dot}{self.path}", self.problem)
 
@@ -166,7 +166,7 @@ _shapes: dict[type[Record], _RecordFields] = {}
 
 def _shape_of(kind: type[Record]) -> _RecordFields:
     """Return how the fields of a Record class are read and written. This is computed at the first
-    use, because only then all classes exist that the annotations name."""
+    use, because the annotations may name classes that are defined later."""
     shape = _shapes.get(kind)
     if shape is None:
         shape = _shapes[kind] = _RecordFields(kind)
@@ -190,8 +190,9 @@ def _to_json(value: Any) -> Any:
 
 
 def _reader(text: str, kind: type[Record]) -> tuple[Read, str]:
-    """Return the function that reads a value of this annotation, and a description of the type.
-    Raises TypeError for an annotation that a Record class cannot have."""
+    """Return the function that reads a value with the annotation `text`, and a description of the
+    type for errors. `kind`: the Record class that has the field. Raises TypeError for an annotation
+    that a Record class cannot have."""
     if text.endswith(" | None"):
         read, expected = _reader(text.removesuffix(" | None"), kind)
         return (lambda value: None if value is None else read(value)), expected

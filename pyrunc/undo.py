@@ -1,5 +1,5 @@
 """Undoes an operation that fails. The operation pushes an undo step for each object that it makes;
-after a failure the steps run, the last one first.
+after a failure the steps run in reverse order.
 
 If an undo step fails as well, the exception gets a note that says what was left behind.
 """
@@ -23,8 +23,8 @@ class Undo:
             …
             undo.commit()
 
-    Leaving the `with` block without `commit`, by an exception or not, runs the steps, the last one
-    first.
+    Leaving the `with` block without `commit`, by an exception or not, runs the steps in reverse
+    order.
     """
 
     __slots__ = ("_steps",)
@@ -41,8 +41,8 @@ class Undo:
         self._steps.clear()
 
     def run(self) -> list[str]:
-        """Run all steps, the last one first, also after one has failed. Returns a line for each
-        step that failed."""
+        """Run all steps in reverse order. A step that fails does not stop the others. Returns a
+        line for each step that failed."""
         failed = []
         while self._steps:
             name, function, arguments = self._steps.pop()
