@@ -40,7 +40,7 @@ def job(arguments: Message, fds: list[int]) -> int:
 
     - the blob, as one file or as the three descriptors of a `Receiver`;
     - the three descriptors of the `RingSender` for the decoded content;
-    - the progress pipe: its end of file shows that the job has exited, nothing is written to it.
+    - the progress pipe. Nothing is written to it; its end of file shows that the job has exited.
     """
     *blob_fds, memory, full, freed, _ = fds
     blob: int | Receiver

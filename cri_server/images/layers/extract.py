@@ -72,7 +72,8 @@ def extract(
     stream: TarStream, root_fd: int, limits: UnpackLimits, tick: Callable[[], None] = lambda: None
 ) -> Extracted:
     """Make the files of the tar beneath `root_fd`, an empty directory; return their size, their
-    number, and what the layer's overlay needs to know. `tick` is called regularly, and may raise.
+    number, and what remains to be done when the layer is stored. `tick` is called regularly, and
+    may raise.
 
     Raises BadLayer, ResourceExhausted (disk, limits), KernelError.
     """
@@ -440,7 +441,8 @@ class _Extractor:
         self._through.clear()
 
     def _forget_link(self, inode: int) -> None:
-        """Drop the cached parent directories that were reached over the symbolic link `inode`."""
+        """Drop the cached parent directories whose paths lead through the symbolic link with the
+        inode number `inode`."""
         for written in self._through.pop(inode, ()):
             if written in self._parents:
                 self._stale.append(self._parents.pop(written)[1])

@@ -1,5 +1,5 @@
-"""Receives content in pieces, and hashes it meanwhile: the base class of blobs that are written to
-a file (`store.blobs`), to a ring (`streamed`) or to memory."""
+"""The base class of blobs that arrive in pieces and are hashed on their way to a file
+(`store.blobs`), to a ring (`streamed`) or to memory."""
 
 from __future__ import annotations
 

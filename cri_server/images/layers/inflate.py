@@ -69,7 +69,7 @@ class UnpackLimits(Record):
 
     def shared(self, times: int) -> UnpackLimits:
         """Return the limits of one copy of a layer that is unpacked `times` times. Size and entries
-        are divided, so that all copies together may take what one layer may."""
+        are divided, so that all copies together stay within the limits of one layer."""
         if times == 1:
             return self
         return self.replace(
@@ -158,8 +158,8 @@ class TarStream:
         return f"{self._algorithm}:{self._hash.hexdigest()}" if self._hash else ""
 
     def expect(self, diff_id: str | None) -> str:
-        """Read to the end of the stream; return its diff id. Raises BadLayer when it differs from
-        the argument `diff_id`; None accepts any."""
+        """Read to the end of the stream; return its diff id. Raises BadLayer unless this is
+        `diff_id`, the expected one (None: any)."""
         content = self.drain()
         if diff_id is not None and content != diff_id:
             raise BadLayer(

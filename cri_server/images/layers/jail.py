@@ -12,8 +12,8 @@ capabilities for file ownership. It cannot call execve, open sockets or read the
   0:0) need no privilege since Linux 5.8.
 - The folder is the job's root directory, because landlock(7) does not restrict chmod(2), chown(2)
   and setxattr(2): they would work on any file of the host.
-- CAP_SYS_ADMIN stays for `trusted.overlay.opaque`; seccomp refuses the system calls for its other
-  uses, such as ioctl(2), which could freeze the file system.
+- The job keeps CAP_SYS_ADMIN to set `trusted.overlay.opaque`; seccomp refuses the system calls for
+  other uses of this capability, such as ioctl(2), which could freeze the file system.
 - seccomp also refuses the calls by which uid 0 affects other processes of uid 0 without a
   capability: prlimit(2), F_SETOWN (signals to the owner of a descriptor), System V IPC.
 """
@@ -73,8 +73,7 @@ CPU_LIMIT_S = 1200  # enough to hash and write 64 GiB, the limit of a layer
 
 def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
     """Restrict this single-threaded process to making files beneath `folder`, for the rest of its
-    life. `folder` becomes the root directory; return its path from now on. Raises KernelError,
-    OSError.
+    life. `folder` becomes the root directory; return its new path. Raises KernelError, OSError.
 
     Open files stay usable. Open directories are closed, because they lead out of the jail.
     """

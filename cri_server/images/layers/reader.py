@@ -41,14 +41,15 @@ NODES = {
 
 
 class Cursor(Protocol):
-    """The directory that the resolution of a path in a layer has reached; at first the root."""
+    """The directory that the resolution of a path in a layer has reached so far. It begins at the
+    root."""
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
         """Enter the directory `name` and return None. For a symbolic link, stay and return (a
         number that identifies the link, its target)."""
 
     def leave(self) -> None:
-        """Move to the parent directory; from the root, which has none, move nowhere."""
+        """Move to the parent directory; in the root, which has none, stay."""
 
     def restart(self) -> None:
         """Move to the root."""
@@ -139,7 +140,8 @@ def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
 
 
 def path_error(number: int) -> OSError:
-    """Return the error by which the kernel refuses a path with the errno `number`."""
+    """Return an OSError with the errno `number`, as the kernel raises it for a path that it
+    refuses."""
     return OSError(number, os.strerror(number))
 
 

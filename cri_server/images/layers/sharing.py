@@ -2,9 +2,9 @@
 blob into its decoder.
 
 A pull waits for another pull's work only if both use the same registry, and only while the other
-pull is fast: tenants choose the layers that their images name, and registries choose how fast they
-answer. A pull waits only briefly for a turn to stream, because it can fetch the blob to a file
-instead.
+pull is fast. Otherwise a tenant could delay other pulls: with an image that names the same layer,
+on a registry that answers slowly. A pull waits only briefly for a turn to stream, because it can
+fetch the blob to a file instead.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SharedWork:
 
 class StreamTurn:
     """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()` is
-    called if the stream has a turn and is slow when another stream begins to wait."""
+    called when another stream begins to wait while this stream has a turn and is slow."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate
@@ -133,8 +133,8 @@ class StreamLimiter:
         """Wait for a turn, and hold it for the `with` block. The next turn goes to the waiting
         stream whose registry has the fewest turns. `watch` is paused while this call waits.
 
-        Raises Interrupted when no stream ends for STREAM_WAIT_S, or after STREAM_WAIT_LIMIT_S in
-        all: the caller must then fetch the blob to a file, which needs no turn.
+        Raises Interrupted when no stream ends for STREAM_WAIT_S, and at the latest after
+        STREAM_WAIT_LIMIT_S. The caller must then fetch the blob to a file, which needs no turn.
         """
         with watch.paused():
             await self._take(turn)

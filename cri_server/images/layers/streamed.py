@@ -24,7 +24,7 @@ class StreamedBlob(IncomingBlob):
     has closed its end."""
 
     def __init__(self, sender: RingSender, algorithm: str) -> None:
-        """Takes over `sender`."""
+        """Take over `sender`; `close` closes it."""
         super().__init__(algorithm)
         self._sender = sender
         self._is_interrupted = False
@@ -59,9 +59,10 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
-    """Yield a StreamedBlob, by which the `with` block writes a blob into a ring. Meanwhile `read`
-    runs with the ring's receiver. The blob ends with the block; then wait for `read`. If the block
-    fails, `read` is cancelled. `algorithm`: the hash algorithm of the blob's digest.
+    """Yield a StreamedBlob with which the `with` block writes a blob into a ring. Meanwhile `read`
+    runs with the ring's receiver. At the end of the block the blob ends, too, and this call waits
+    for `read`. If the block fails, `read` is cancelled. `algorithm`: the hash algorithm of the
+    blob's digest.
 
     Raises the errors of the block and of `read`. But if `read` fails with a PeerError before the
     whole blob is written, Interrupted is raised. The caller then fetches the blob to a file, whose

@@ -1,7 +1,7 @@
 """Parses tar headers: ustar, GNU (long names, base-256 numbers, sparse files) and PAX. Names are
 bytes, and every number is checked.
 
-Python's tarfile is not used: it takes a bad header in the middle for the end of the archive, reads
+Python's tarfile is not used: it treats a bad header in the middle as the end of the archive, reads
 an extended header of any claimed size into memory, and decodes names. A test compares this parser
 with tarfile. Global PAX headers are ignored, as in containerd.
 """
@@ -52,8 +52,9 @@ class TarSource(Protocol):
 @dataclass(slots=True)
 class TarMember:
     """A member of a tar. `size`: the bytes of the file. `stored`: the bytes of its data in the
-    archive, fewer for a sparse file. `sparse`: the (offset, length) pairs of the stored data in the
-    file; None when the whole file is stored. `name` and `link` are as written, without NUL."""
+    archive, fewer for a sparse file. `sparse`: where the stored data lies in the file, as (offset,
+    length) pairs; None when the whole file is stored. `name` and `link` are as written, without
+    NUL."""
 
     name: bytes
     kind: str

@@ -59,16 +59,17 @@ class Turns:
 
 
 def streams_at_once(memory_bytes: int) -> int:
-    """Return how many blobs all pulls together may decode while they arrive, between 4 and 16. Each
-    needs two processes, which usually take a few MiB and wait for a registry. A hostile layer can
-    drive both to their memory limits, so all together get half of `memory_bytes`."""
+    """Return how many blobs all pulls together may decode while they arrive: as many as fit into
+    half of `memory_bytes`, but at least 4 and at most 16. Each blob needs two processes. These
+    usually take a few MiB and wait for a registry, but a hostile layer can drive both to their
+    memory limits."""
     return min(16, max(4, memory_bytes // 2 // _STREAM_BYTES))
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """Return how many processes may build an index at once: one for each of `processors`, and at
-    least two. If their memory could exceed a quarter of `memory_bytes` in all, allow fewer, but at
-    least one. Each process holds the tree of all files of an image in memory."""
+    """Return how many processes may build an index at once: one for each processor, and at least
+    two; fewer, but at least one, if together they could use more than a quarter of `memory_bytes`.
+    Each process holds the tree of all files of an image in memory."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 

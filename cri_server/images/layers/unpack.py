@@ -32,7 +32,7 @@ RECORD = "layer.json"
 class Layer:
     """The record of an unpacked layer.
 
-    - `size_bytes`, `inodes`: of its files.
+    - `size_bytes`, `inodes`: the size and the number of the layer's files.
     - `implicit`: parent directories that the tar does not describe (relative paths, "" for the
       root). They get their attributes from the layers below.
     - `opaque`: the layer hides all layers below.

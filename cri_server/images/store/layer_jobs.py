@@ -90,7 +90,7 @@ class LayerJobs:
     @asynccontextmanager
     async def decoded(self, blob_fd: int, limits: UnpackLimits) -> AsyncIterator[TarStream]:
         """Provide the content of the blob `blob_fd` as a stream, which the `with` block must read
-        in a thread. A job decodes the blob. Raises BadLayer (as PeerError when the job raised it),
+        in a thread. A job decodes the blob. Raises PeerError for a bad blob (BadLayer in the job),
         ResourceExhausted, KernelError."""
         async with self._decoding(blob_fd, limits) as receiver:
             yield TarStream(receiver, limits, decoded=True)
