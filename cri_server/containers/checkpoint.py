@@ -1,5 +1,5 @@
-"""CheckpointContainer: CRIU dumps a running container, which then continues. The archive gets the
-name `location` by rename(2) when it is complete.
+"""CheckpointContainer: CRIU dumps a running container, which then continues. The complete archive
+is renamed to the path `location` (rename(2)).
 
 The container is frozen while its processes and its writable layer are captured, so that both have
 the same state. It runs again while the archive is packed. A running CRIU is never killed, because

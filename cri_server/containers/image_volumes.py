@@ -21,7 +21,7 @@ async def resolve(
     services: Services, container_id: str, mounts: list[MountRequest]
 ) -> dict[str, str]:
     """Set the source of each image volume in `mounts`; return the images' ids by container path.
-    The images are in use by the container `container_id` until `ImageService.release`.
+    The images count as used by the container `container_id` until `ImageService.release`.
 
     Raises InvalidArgument, NotFound, with messages that begin with ImageVolumeMountFailed.
     """
@@ -75,10 +75,10 @@ def _folder(root: int, sub_path: str) -> str:
 
 
 def _folders(layers: list[str], sub_path: str) -> list[str]:
-    """Return the host paths of the folders that contain the image's content at `sub_path`, one of
-    each layer, top first. They can be mounted as the layers of an overlay. Layers without the
-    folder, and layers below one that hides it, are left out. Symbolic links in the path are
-    followed inside the image, also across layers. Raises InvalidArgument."""
+    """Return the host paths of the folder `sub_path` in the image's layers, top first. They can be
+    mounted as the layers of an overlay. Layers without the folder, and layers below one that hides
+    it, are left out. Symbolic links in the path are followed inside the image, also across layers.
+    Raises InvalidArgument."""
     folders = []
     try:
         with merged(layers) as root:

@@ -31,8 +31,8 @@ from pyrunc.shim import messages
 
 @contextlib.contextmanager
 def limit_errors(container: Container) -> Iterator[None]:
-    """Add the container's name to errors of the `with` block, if they say that a limit cannot be
-    set. If the cause is a missing cgroup controller, also add the configuration key with which
+    """Add the container's name to those errors of the `with` block that say that a limit cannot be
+    set. If the cause is a missing cgroup controller, also name the configuration key that lets
     containers start without the limit."""
     try:
         yield

@@ -25,8 +25,8 @@ PLACES = {"/run/.containerenv": FILE, "/run/secrets": DIRECTORY}
 def declared(
     binds: Collection[str], requested: Sequence[MountRequest], root: Path
 ) -> list[MountRequest]:
-    """Return a bind mount of a placeholder for each path of PLACES that is in the checkpoint's
-    `binds` and at which `requested` mounts nothing. `root` is the container's folder."""
+    """Return the bind mounts of placeholders: one for each path of PLACES that the checkpoint lists
+    in `binds`, except where `requested` has a mount. `root`: the container's folder."""
     occupied = {mount.destination for mount in requested}
     places = [place for place in PLACES if place in binds and place not in occupied]
     return [

@@ -37,9 +37,8 @@ from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")
-"""For each of these kinds, checkpoint and request must both use the host's namespace, or both the
-pod's: CRIU restores a process from the host's namespace into the host's, and cannot move a process
-from a pod's namespace into the host's."""
+"""Kinds of namespaces that CRIU cannot exchange: a container that used the host's must be restored
+into the host's, and one that used its pod's into a pod's."""
 
 
 async def load_checkpoint(
@@ -202,8 +201,8 @@ async def fill_layer(services: Services, identifier: str, volumes: Sequence[Moun
 
 
 def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]) -> None:
-    """Replace the empty writable layer by the unpacked layer of the checkpoint, in which the paths
-    `deleted` become whiteouts. Then move the content at the paths of `volumes` into the volumes.
+    """Replace the empty writable layer with the checkpoint's unpacked layer, and make whiteouts in
+    it for the paths `deleted`. Then move the content at the paths of `volumes` into the volumes.
     Blocks."""
     layer = read.finish_layer(str(root / LAYER), deleted)
     tree, upper = root / LAYER / TREE, root / "upper"
@@ -219,7 +218,7 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]
 
 def _set_root_mode(upper: Path, images: Path) -> None:
     """Give the container's root folder the mode that it had at the checkpoint, as CRIU requires.
-    Without this the modes may differ, because engines choose one if the image does not define it.
+    Otherwise the mode may differ: if the image does not define it, each engine chooses its own.
     Blocks."""
     with disk_errors("chmod", str(upper)):
         mode = file_images.root_mode(str(images))

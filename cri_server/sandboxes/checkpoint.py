@@ -65,8 +65,8 @@ class PodCheckpointContext:
 
 
 async def checkpoint(services: Services, request: api.CheckpointPodRequest) -> None:
-    """Write a checkpoint into the caller's empty folder. After a failure the folder is empty again.
-    The containers run again when this returns.
+    """Write a checkpoint of the requested containers into the caller's folder, which must be empty
+    and is empty again after a failure. The containers run again when this returns.
 
     Raises NotFound, InvalidArgument, WrongState (not running, no CRIU, a checkpoint is under way),
     Unsupported, PeerError with CRIU's log, ResourceExhausted, KernelError.
@@ -145,8 +145,8 @@ async def _checkpoint(context: PodCheckpointContext) -> None:
 
 
 async def _capture(context: PodCheckpointContext) -> None:
-    """Freeze the requested containers together, capture them one after the other, then thaw them.
-    They are thawed also after a failure."""
+    """Freeze all requested containers, capture them one after the other, then thaw them, also after
+    a failure."""
     for each in context.containers:
         target = f"{context.folder}/{pods.archive(each.container.id)}"
         await asyncio.to_thread(container_checkpoint.make_work, each.work, target)

@@ -26,8 +26,8 @@ class RemoveSandboxContext:
 
 
 async def remove(services: Services, reference: str) -> None:
-    """Remove a sandbox; return when neither lists nor status show it. Does nothing for an unknown
-    id. After an error the caller may repeat the call."""
+    """Remove a sandbox; return when neither lists nor status calls show it. Does nothing for an
+    unknown id. After an error the caller may repeat the call."""
     sandbox = services.index.sandboxes.find(reference)
     if sandbox is not None:
         await services.running.join(

@@ -151,8 +151,8 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
-    """Give the sandbox SELinux labels with a level that no other pod has. The caller must add the
-    sandbox to the index in the `with` block, because the level is reserved only that long.
+    """Give the sandbox SELinux labels with a level that no other pod has. The level is reserved
+    only during the `with` block, so the caller must add the sandbox to the index in this block.
 
     Raises InvalidArgument for invalid SELinux options, ResourceExhausted when all levels are used.
     """
@@ -431,8 +431,8 @@ def step_order(context: RunContext) -> tuple[str, ...]:
     can run at the same time.
 
     `pause` is first if the clone of the pause process makes the network namespace. Otherwise
-    `network` is first if the pod has network sysctls, as in containerd and CRI-O. The start of the
-    pause process sets these sysctls. They may name eth0, which the CNI plugins make.
+    `network` is first if the pod has network sysctls, as in containerd and CRI-O. These sysctls are
+    set when the pause process starts, and may name eth0, which the CNI plugins make.
     """
     if not has_pinned_network(context.sandbox.options):
         return ("pause", "network")

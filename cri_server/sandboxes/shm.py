@@ -15,9 +15,9 @@ from pyrunc.kernel.fd import close_all
 
 @contextlib.asynccontextmanager
 async def open_mounts(services: Services, sandbox: Sandbox) -> AsyncIterator[list[int]]:
-    """Yield a list with a descriptor of the pod's /dev/shm mount, which is closed after the `with`
-    block. The list is empty if the pod uses the host's /dev/shm. Raises Unavailable if no keeper
-    answers or the keeper does not have the pod's descriptors."""
+    """Yield a list of one descriptor, that of the pod's /dev/shm mount, and close it after the
+    `with` block. Yield an empty list if the pod uses the host's /dev/shm. Raises Unavailable if no
+    keeper answers or the keeper does not have the pod's descriptors."""
     if sandbox.options.ipc == api.NODE:
         yield []
         return

@@ -82,9 +82,9 @@ def is_refused(error: KernelError) -> bool:
 
 
 def dotted(key: str) -> str:
-    """Convert a sysctl's name to dots as separators: `net/ipv4/tcp_rmem` to `net.ipv4.tcp_rmem`. If
-    the first separator in `key` is a slash, a dot is part of a component and becomes a slash:
-    `net/ipv4/conf/eth0.1/x` is `net.ipv4.conf.eth0/1.x`, as in sysctl(8)."""
+    """Return a sysctl's name with dots as separators: `net.ipv4.tcp_rmem` for `net/ipv4/tcp_rmem`.
+    If the first separator in `key` is a slash, a dot is part of a component and becomes a slash:
+    `net.ipv4.conf.eth0/1.x` for `net/ipv4/conf/eth0.1/x`, as in sysctl(8)."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key.translate({ord("."): "/", ord("/"): "."})
