@@ -160,8 +160,8 @@ async def _start(
 
 
 async def _replace_shims(services: Services, *, done: bool) -> None:
-    """Try again, once a minute, to replace those shims of another version that could not write a
-    log, for example to a full disk. `done`: there are no such shims."""
+    """Replace the remaining shims of another version: those that continue because they cannot write
+    a log, for example to a full disk. Tries once a minute. `done`: no such shim is left."""
     while not done:
         await asyncio.sleep(REPLACE_AGAIN_S)
         try:
@@ -171,8 +171,8 @@ async def _replace_shims(services: Services, *, done: bool) -> None:
 
 
 def _begin_imports(services: Services) -> None:
-    """Start in the background: the zygote, the keeper, and shims for the next pods. The imports of
-    the zygote take about 0.2 s of CPU time."""
+    """Start the zygote, the keeper, and shims for the next pods, in the background. The zygote's
+    imports take about 0.2 s of CPU time."""
     # Earlier imports would slow the recovery and so kubelet's first lists; later ones would slow
     # its first pods.
     services.zygote.begin()

@@ -1,9 +1,9 @@
 """Runs verbs as steps. A step is a named effect, in most cases with an undo. Steps run in order;
 when one fails, those that have begun are undone.
 
-`Steps` registers its verb when its module is imported, so tests can enumerate all steps and fail,
-delay or kill the server at each (`PYRUNC_FAILPOINT`). An undo must be idempotent, because it also
-runs for the step that failed. Independent steps run at the same time (`Parallel`).
+`Steps` registers its verb when its module is imported. So tests can enumerate all steps, and inject
+an error, a delay or SIGKILL at each of them (`PYRUNC_FAILPOINT`). An undo must be idempotent,
+because it also runs for the step that failed. Independent steps run at the same time (`Parallel`).
 """
 
 from __future__ import annotations
@@ -103,11 +103,11 @@ class Step(Generic[Context]):
 
 @dataclass(frozen=True, slots=True)
 class Parallel(Generic[Context]):
-    """Steps that run at the same time. When one fails, the others are cancelled, and all are
-    undone, last first.
+    """Steps that run at the same time. When one fails, the others are cancelled, and all are undone
+    in reverse order.
 
-    `order(context)`: returns the names of all steps in the order in which this request needs them,
-    one after the other. Returns an empty tuple if they may run at the same time.
+    `order(context)`: returns an empty tuple if the steps may run at the same time. If the request
+    needs them one after the other, it returns the names of all steps in this order.
     """
 
     steps: tuple[Step[Context], ...]
@@ -152,8 +152,8 @@ class Steps(Generic[Context]):
         ]
 
     async def run(self, context: Context) -> None:
-        """Run the steps. When a step fails, undo all steps that were begun, last first, and raise
-        the error. The error has a note for each failed undo, and the step's name as `failed_step`.
+        """Run the steps. When a step fails, undo all begun steps in reverse order, and raise the
+        error. The error has a note for each failed undo, and the step's name as `failed_step`.
         """
         begun: list[Step[Context]] = []
         times: list[tuple[str, float]] = []
@@ -179,7 +179,7 @@ class Steps(Generic[Context]):
             )
 
     async def undo(self, context: Context) -> None:
-        """Undo all steps, last first; an undo that fails is logged."""
+        """Undo all steps in reverse order; an undo that fails is logged."""
         await self._undo(self.steps, context)
 
     async def _do(

@@ -36,10 +36,10 @@ Reply = TypeVar("Reply", bound=Record)
 log = logging.getLogger(__name__)
 _CONNECT_TIMEOUT_S = 2.0
 SHIM = "pyrunc.shim.main:main"
-"""The function that the zygote forks."""
+"""The function that a shim's process runs; the zygote forks this process."""
 MOST_FDS = ipc.MOST_FDS - 1
-"""How many descriptors a request can carry. One more is reserved: a long message is sent in a
-memfd."""
+"""The largest number of descriptors in a request. It is one less than in a message, because a long
+message itself is sent as a memfd."""
 
 
 @dataclass
@@ -85,8 +85,8 @@ class ShimClient:
         self.on_close: Callable[[], None] | None = None
         """Called once when the connection ends without `close` or `shutdown`."""
         self.timed = False
-        """Whether the shim measures each operation of a launch and reports the times as `parts`. A
-        launch is slower then."""
+        """Whether the shim measures each operation of a launch, which slows the launch down. The
+        times are in the field `parts` of the shim's answers."""
         self._execs: dict[str, ExecSession] = {}
         self.lost_sessions: list[ExecSession] = []
         """Sessions that ran when the shim was lost."""
@@ -412,8 +412,8 @@ def _open_socket() -> socket.socket:
 
 
 async def _connect(sock: socket.socket, address: str) -> None:
-    """Connect to the unix socket `address`. Raises Unavailable when its backlog stays full for
-    `_CONNECT_TIMEOUT_S`."""
+    """Connect to the unix socket `address`. Raises Unavailable when the socket's backlog stays full
+    for `_CONNECT_TIMEOUT_S`."""
     deadline = asyncio.get_running_loop().time() + _CONNECT_TIMEOUT_S
     while True:
         try:

@@ -29,8 +29,8 @@ ATTEMPTS, ATTEMPT_INTERVAL_S = 5, 0.2  # while the keeper is stopped or being re
 
 
 class StoredPods:
-    """The entries that shims have stored in the keeper of `folder`. The entry of a pause process
-    has the sandbox's id, the entry of a container has the container's id."""
+    """The entries that shims have stored in the keeper, whose socket is in `folder`. The entry of a
+    pause process has the sandbox's id, the entry of a container has the container's id."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,8 +87,8 @@ class StoredPods:
 
 
 class KeeperWatch:
-    """Starts the keeper of `folder`, and a new keeper when it dies. `on_keeper(replaced)` is called
-    after each start. `replaced`: the new keeper replaces one that has died."""
+    """Starts the keeper, whose socket is in `folder`, and starts a new keeper when it dies. Calls
+    `on_keeper(replaced)` after each start. `replaced`: the keeper replaces one that has died."""
 
     def __init__(self, folder: Path, on_keeper: Callable[[bool], Awaitable[None]]) -> None:
         self._folder, self._on_keeper = folder, on_keeper

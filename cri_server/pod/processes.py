@@ -70,7 +70,8 @@ class ShimProcesses:
         self._zygote, self._folder, self._count = zygote, folder, count or default_count()
         self._shims: list[ShimProcess] = []
         self.of_this_version: set[ProcessIdentity] = set()
-        """The shims of this server's version. Those that `renew` has replaced get no new pods."""
+        """The shims of this server's version, including those that get no new pods because `renew`
+        has replaced them."""
         self._outdated: dict[ProcessIdentity, Path] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._started: asyncio.Task[None] | None = None
@@ -120,8 +121,8 @@ class ShimProcesses:
             client.close()
 
     async def renew(self) -> None:
-        """Replace each shim that gets new pods by a shim forked below the current keeper. The old
-        shims keep their pods, get no new ones, and end with the last of their pods.
+        """Fork new shims below the current keeper; they get all new pods from now on. The old shims
+        keep their pods, and each ends with its last pod.
 
         Raises Error when a shim cannot be forked.
         """

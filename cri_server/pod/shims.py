@@ -224,8 +224,8 @@ class Shims:
             return
 
     async def _wait_for_descriptors(self, sandbox: Sandbox, error: OSError) -> None:
-        """Wait before another attempt to reach the shim, after a system call of this process has
-        failed: it may have too many open descriptors."""
+        """Wait before the next attempt to reach the shim. Called after a system call has failed,
+        for example because this process has too many open descriptors."""
         log.warning("sandbox %s: cannot reach its shim, trying again: %s", sandbox.id, error)
         await asyncio.sleep(SILENT_POLL_S)
 
@@ -310,9 +310,9 @@ class Shims:
         return False
 
     async def _end_partial_take_over(self, sandbox: Sandbox, client: ShimClient) -> None:
-        """Have a shim end the processes of the pod that it has taken over, and stop serving the
-        pod. The shim itself continues, because it serves other pods. If that fails, or takes longer
-        than `ANSWER_S`, the caller kills the shim."""
+        """Have a shim end those processes of the pod that it has taken over, and stop serving the
+        pod. The shim itself continues, because it serves other pods. If one of these steps fails,
+        or they take longer than `ANSWER_S`, the caller kills the shim."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 state = await client.state()
@@ -399,8 +399,8 @@ class Shims:
         """Have the shim abort the starts that still run in it. Return the shim's new state of the
         pod.
 
-        The caller of such a start has received an error, because the connection to the shim was
-        lost, and may start the container's next attempt.
+        The connection to the shim was lost during such a start, so the start's caller has received
+        an error, and may start the container's next attempt.
         """
         starting = [one.id for one in state.containers if not one.pid and one.exit is None]
         if not starting:
@@ -463,7 +463,8 @@ class Shims:
             answer.cancel()
 
     def _derive_states(self, sandbox: Sandbox) -> None:
-        """Run `_read_states`; a failed system call is logged, and the other states stay."""
+        """Run `_read_states`. If a system call fails, log this; the states that were not read yet
+        stay unchanged."""
         try:
             self._read_states(sandbox)
         except OSError as error:
@@ -616,8 +617,8 @@ class Shims:
         self.processes.close()
 
     async def drain(self, sandbox: Sandbox | None = None) -> None:
-        """Wait until running reconnections, and clean-ups after the loss of a shim, have ended:
-        those of `sandbox`, or all."""
+        """Wait until all running reconnections to shims, and clean-ups after dead shims, have
+        ended. With `sandbox`, wait only for those of this sandbox."""
         all_tasks = [*self._ending.items(), *self._reconnecting.items()]
         tasks = [task for name, task in all_tasks if sandbox is None or name == sandbox.id]
         if tasks:
@@ -648,8 +649,8 @@ class Shims:
 
     async def drop_unknown(self) -> None:
         """Have the keeper close the descriptors that it stores for unknown pods and for ended or
-        unknown containers. A shim leaves such descriptors when it is killed after the end of a
-        process and before its report to the keeper.
+        unknown containers. A shim leaves such descriptors there if it is killed after a process has
+        ended, but before it has told the keeper.
 
         Also kills the stopped shims of the previous version whose children have all ended.
         """

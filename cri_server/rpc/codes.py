@@ -57,8 +57,8 @@ NODE_FAULTS = {
     Code.DEADLINE_EXCEEDED,
     Code.UNIMPLEMENTED,
 }
-"""Codes that blame the node or a peer, while the request may be right. Failures with these codes
-are logged as warnings. UNIMPLEMENTED reports a feature that the node or kernel lacks."""
+"""Codes of failures that the node or a peer has caused, not the request. They are logged as
+warnings. UNIMPLEMENTED reports a feature that the node or kernel lacks."""
 EXHAUSTED = {errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 
 

@@ -301,9 +301,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._fail(call, failed)
 
     def _reserve(self, call: Call, size: int) -> None:
-        """Increase the memory reserved for a request that arrives in several pieces to `size`
-        bytes. Raises CallFailed when the large requests of all clients would exceed the server's
-        limit."""
+        """Reserve memory for a request that arrives in several pieces, `size` bytes in total.
+        Raises CallFailed when the large requests of all clients would exceed the server's limit."""
         more = max(0, size - call.reserved_bytes)
         if not self._shared.reserve(more):
             raise CallFailed(Code.RESOURCE_EXHAUSTED, "too many large requests at once")

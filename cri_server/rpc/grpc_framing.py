@@ -157,9 +157,9 @@ class IncomingMessage:
         return len(self._body)
 
     def add(self, data: bytes) -> int:
-        """Append received bytes. Return by how many bytes the caller must enlarge the stream's
-        window (WINDOW_UPDATE), so that the rest of the message can arrive. This is 0 except once
-        for a long message.
+        """Append received bytes. Return the number of bytes by which the caller must enlarge the
+        stream's window (WINDOW_UPDATE), so that the rest of the message can arrive. It is 0, except
+        once for a long message: when the message's length becomes known.
 
         Raises CallFailed for a message that is too long, for a second message, and for an unknown
         encoding.
