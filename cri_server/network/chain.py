@@ -75,8 +75,8 @@ _REFUSALS: dict[int, type[Error]] = {
 }
 """CNI error code that only pyrunc's plugins use -> error that the server raises."""
 _HOUSEKEEPING_TIMEOUT_S = 30.0
-"""The time limit of GC, of restoring rules and of writing pyrunc's plugins, while pods wait to be
-attached. An emulated node needed more than ten seconds for its first pods."""
+"""The time limit of GC, of restoring rules and of writing pyrunc's plugins. Pods wait meanwhile to
+be attached. Ten seconds were too short for the first pods of an emulated node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +340,7 @@ class PluginRunner:
         loopback: bool = False,
         timeout_s: float | None = None,
     ) -> Result | None:
-        """Run consecutive plugins of pyrunc's own by one request to a network worker. Return the
+        """Run consecutive plugins of pyrunc's own with one request to a network worker. Return the
         last plugin's result for ADD, None for other commands. `loopback`: set the interface lo up
         first."""
         self._require(steps)
@@ -358,8 +358,8 @@ class PluginRunner:
         return None if reply.result is None else _parse_result(reply.result, names, network)
 
     def _require(self, steps: list[_PluginStep]) -> None:
-        """Raise PeerError if a plugin of `steps` is not pyrunc's own, and so does not exist: no
-        step has an executable. The error names the first such plugin."""
+        """Raise PeerError if a plugin of `steps` does not exist: it has no executable, and is not
+        one of pyrunc's own. The error names the first such plugin."""
         unknown = [step.kind for step in steps if step.kind not in MODULES]
         if unknown:
             raise PeerError(f"CNI plugin {unknown[0]!r} is not in {self.folders}")

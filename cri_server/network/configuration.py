@@ -57,7 +57,7 @@ class Configuration:
         self._current = ConfiguredNetwork(None, "", "")
 
     def replace(self, folder: str, default: dict[str, Any] | None) -> None:
-        """Read another folder, and use another default, from the next call of `current` on."""
+        """From the next call of `current` on, read the folder `folder` and use `default`."""
         self._folder, self._default, self._signature = folder, default, None
 
     def current(self) -> ConfiguredNetwork:

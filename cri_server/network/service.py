@@ -228,9 +228,9 @@ class NetworkService:
         """Detach like `detach`, but drop the attachment even if plugins fail; return their error
         messages.
 
-        For a pod that cannot be removed otherwise, because a plugin no longer exists or the record
-        is damaged. What a failed plugin has stored, such as an address lease, stays until the
-        plugin's GC.
+        Call this for a pod that cannot be removed otherwise, because a plugin no longer exists or
+        the record is damaged. What a failed plugin has stored, such as an address lease, stays
+        until the plugin's GC.
         """
         _check_id(sandbox_id)
         async with self._turns.of(sandbox_id):
@@ -468,8 +468,8 @@ def _folders(bin_dir: str) -> tuple[str, ...]:
 
 
 def _warnings(configured: ConfiguredNetwork) -> set[str]:
-    """Return the problems of the configuration folder that must be logged. An empty folder is left
-    out, because kubelet reports it."""
+    """Return the problems of the configuration folder that must be logged. That the folder is empty
+    is not among them, because kubelet reports this."""
     return {
         *configured.skipped,
         *([configured.problem] if configured.source and configured.problem else []),

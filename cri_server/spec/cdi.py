@@ -1,9 +1,9 @@
-"""Container Device Interface: finds the edits to a container's spec that CDI files define for
-device names such as `vendor.com/gpu=0`.
+"""Container Device Interface: reads, from CDI files, how a container's spec must be edited for a
+device with a name such as `vendor.com/gpu=0`.
 
-The administrator's files are in /etc/cdi and /run/cdi; a later folder overrides an earlier one.
-They are read anew for each container that names a device, because drivers write them at any time. A
-file is ignored unless it is a regular file of limited size that only root can write
+The administrator's files are in /etc/cdi and /run/cdi; a later folder overrides an earlier one. The
+files are read again for each container that names a device, because drivers write them at any time.
+A file is ignored unless it is a regular file of limited size that only root can write
 (CVE-2026-53492).
 https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md
 """

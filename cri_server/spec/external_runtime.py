@@ -35,8 +35,8 @@ def bundle(
 def with_paths(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Replace the source of each mount that the shim must attach by a mount point in `folder`.
-    Return the changed spec and these mounts.
+    """Find the mounts that the shim must attach, and set the source of each to a mount point in
+    `folder`. Return the changed spec and these mounts.
 
     Creates the mount points, except those for host paths: such a path may be a file or a folder, so
     the shim creates the mount point when it opens the path.

@@ -37,8 +37,8 @@ def path(parent_group: str, identifier: str, driver: str) -> str:
 
 def driver_of(name: str) -> str:
     """Return the cgroup driver (cgroupfs or systemd) that the form of `name` implies. `name`: a
-    parent cgroup or a `cgroupsPath`. A pod that was created before the configuration changed may
-    have another driver than the server."""
+    parent cgroup or a `cgroupsPath`. A pod's driver may differ from the server's, because the
+    configuration may have changed since the pod was created."""
     return "cgroupfs" if name.startswith("/") else "systemd"
 
 

@@ -39,7 +39,7 @@ class _When(msgspec.Struct, forbid_unknown_fields=True):
     has_bind_mounts: bool | None = msgspec.field(default=None, name="hasBindMounts")
 
     def patterns(self) -> Iterator[str]:
-        """Yield all regular expressions."""
+        """Yield all regular expressions of the conditions."""
         yield from self.commands or ()
         for pair in (self.annotations or {}).items():
             yield from pair

@@ -129,9 +129,9 @@ def open_real(path: str, destination: str, open_sources: OpenSources) -> str:
 
 
 def read_home(mount: int, path: str, uid: int) -> str:
-    """Return the home of user `uid` from the /etc/passwd at `path` in `mount`, an open bind source.
-    Return `/` if the file does not list the user, or is not a regular file of at most 1 MiB. Closes
-    `mount`. Can hang."""
+    """Return the home of user `uid` from the passwd file at `path` in `mount`, the descriptor of a
+    bind source. Return `/` if the file does not list the user, or is not a regular file of at most
+    1 MiB. Closes `mount`. Can hang."""
     with closing_fd(mount), contextlib.suppress(KernelError):
         return home_of(uid, read_mounted_passwd(mount, path))
     return "/"

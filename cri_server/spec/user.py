@@ -147,8 +147,8 @@ def _require_id(value: int, what: str) -> int:
 
 
 def _is_number(text: str) -> bool:
-    """Return whether `text` has only digits, so that it is an id and not a name, even if it is too
-    large."""
+    """Return whether `text` has only digits. Such a text is an id, not a name, even if the number
+    is too large."""
     return text.isascii() and text.isdigit()
 
 

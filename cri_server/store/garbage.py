@@ -226,8 +226,8 @@ class _GarbageCollector:
         return unfinished_sandboxes(self._services), unfinished_containers(self._services), odd
 
     async def _idle(self) -> bool:
-        """Wait for a moment without operations, for at most `PATIENCE_S`. Return whether there was
-        one."""
+        """Wait until no operation runs, at most `PATIENCE_S`. Return False if an operation still
+        runs then."""
         end_s = time.monotonic() + PATIENCE_S
         while len(self._services.running) or self._services.pending:
             if time.monotonic() > end_s:
