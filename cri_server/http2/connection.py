@@ -78,7 +78,7 @@ class Http2Connection:
 
     @property
     def queued_bytes(self) -> int:
-        """The bytes that wait for the peer's flow-control windows."""
+        """The number of bytes that wait for the peer's flow-control windows."""
         return self._sender.queued_bytes
 
     # -- receiving

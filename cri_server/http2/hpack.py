@@ -1,7 +1,7 @@
 """Header compression (RFC 7541): a decoder that is fast for gRPC clients, and literals for replies.
 
-A gRPC client repeats its headers as references to the dynamic table, so decoding costs one list
-access a header. Whole blocks cannot be cached, because the Go client adds an entry with each call
+A gRPC client repeats its headers as references to the dynamic table, so the decoder needs one list
+access per header. Whole blocks cannot be cached, because the Go client adds an entry with each call
 (its deadline). Replies use no dynamic table: `EMPTY_TABLE`, sent once, sets its size to 0.
 """
 
@@ -100,7 +100,7 @@ class HpackDecoder:
 
     def _literal(self, block: bytes, at: int, octet: int) -> tuple[Field, int]:
         """Decode the literal field that begins with `octet` and continues at `at`; return the field
-        and the position behind it. A field with incremental indexing (0x40) is added to the dynamic
+        and the position after it. A field with incremental indexing (0x40) is added to the dynamic
         table."""
         # Literals "never indexed" (0001) are decoded like those "without indexing" (0000): the
         # difference concerns proxies (section 6.2.3).
@@ -146,7 +146,7 @@ def _size(field: Field) -> int:
 
 def _integer(block: bytes, at: int, value: int) -> tuple[int, int]:
     """Decode an integer that exceeds its prefix (section 5.1). `value`: the prefix, all ones; `at`:
-    the position of the octet after it. Return the integer and the position behind it. Raises
+    the position of the octet after it. Return the integer and the position after it. Raises
     IndexError at the block's end, BadBlock for an integer that is too large."""
     shift = 0
     while True:

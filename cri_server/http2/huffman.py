@@ -1,4 +1,4 @@
-"""Huffman decoding of header strings (RFC 7541, appendix B), four bits a step.
+"""Huffman decoding of header strings (RFC 7541, appendix B), four bits per step.
 
 The code is canonical: codes of one length are consecutive in the order of their symbols, so the
 table of lengths defines them. A step is computed on its first use and cached; there are at most 256

@@ -32,7 +32,8 @@ class Http2Limits:
 
 
 class Allowance:
-    """A token bucket that bounds frames which cost this side work and the peer next to nothing.
+    """A token bucket that limits the frames that cost the peer next to nothing, but make this side
+    work.
 
     It starts full, with `capacity` tokens, and gains `per_s` tokens per second. `clock` returns the
     time in seconds.

@@ -26,9 +26,9 @@ def apply(
     """Apply `adjustment` to `spec`. Ignores CDI devices: the caller applies their edits
     (`cri_server.spec.cdi`).
 
-    `clamp_oom_score_adj`: returns the requested oom_score_adj, or the lowest value that the server
-    may set if that is higher. `block_io`, `rdt`: return the OCI object for the name of a class.
-    Raises InvalidArgument for values that OCI does not permit.
+    `clamp_oom_score_adj`: returns the requested oom_score_adj, raised to the lowest value that the
+    server may set. `block_io`, `rdt`: return the OCI object for the name of a class. Raises
+    InvalidArgument for values that OCI does not permit.
     """
     process, linux, linux_adjustment = spec["process"], spec["linux"], adjustment.linux
     _pairs(spec, "annotations", adjustment.annotations)
@@ -299,8 +299,8 @@ def _mounts(spec: Spec, requested: Iterable[api.Mount]) -> None:
 
 
 def _propagation(linux: Spec, options: Iterable[str]) -> None:
-    """Set `rootfsPropagation` as a mount with `options` needs it: the root file system must have
-    the propagation `rshared` or `rslave` of the mount. Never lowers rshared to rslave."""
+    """Set `rootfsPropagation` to `rshared` or `rslave` if a mount's `options` have this
+    propagation: the root file system must then have it, too. Never lowers rshared to rslave."""
     if "rshared" in options:
         linux["rootfsPropagation"] = "rshared"
     elif "rslave" in options and linux.get("rootfsPropagation") != "rshared":

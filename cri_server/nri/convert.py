@@ -120,8 +120,8 @@ def container(source: Container, spec: Mapping[str, Any], *, created: bool = Tru
 
 
 def _utf_8(text: str) -> str:
-    """Replace each byte that is not UTF-8, a surrogate escape in `text`, by U+FFFD. Protobuf would
-    refuse it. (HOME may come from the image's /etc/passwd.)"""
+    """Return `text` with U+FFFD in place of each surrogate escape (a byte that is not UTF-8),
+    because protobuf refuses these. (HOME may come from the image's /etc/passwd.)"""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -59,5 +59,6 @@ class Owners:
         return copy(self.message.owners[container])
 
     def restore(self, container: str, owners: api.FieldOwners) -> None:
-        """Drop the claims since `snapshot`."""
+        """Set the owners of a container to `owners`, a result of `snapshot`: later claims are
+        dropped."""
         self.message.owners[container].CopyFrom(owners)

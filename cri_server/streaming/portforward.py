@@ -96,8 +96,8 @@ class Dials:
 
 
 class ForwardLimits:
-    """Limits forwarded connections and dials. One object has the limits of the whole server; each
-    session has its own object, whose connections and dials also count for the whole server."""
+    """Limits forwarded connections and dials. There is one object for the whole server and one for
+    each session; a session's connections and dials count in both."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
         """`whole`: for a session, the limits of the whole server, else None; `pod`: the session's
@@ -304,9 +304,9 @@ class Forwarder:
 
     @staticmethod
     def _implied_request(kind: str, stream_id: int) -> str:
-        """Return a name for the pair of a stream without the header `requestid`. A client that
-        omits this header opens the error stream first, then the data stream with the next stream
-        id. So the name has the error stream's id."""
+        """Return a name for the pair to which a stream without the header `requestid` belongs. A
+        client that omits this header opens the error stream first, then the data stream with the
+        next stream id. So the name of the pair has the error stream's id."""
         return f"stream {stream_id if kind == 'error' else stream_id - 2}"
 
     def _start_if_complete(self, request: str, pair: _Pair) -> None:

@@ -250,7 +250,7 @@ async def _end(streams: CommandStreams) -> None:
 
 async def send_status(streams: CommandStreams, status: dict[str, object], text: str) -> None:
     """Report the end of a session on the error stream, and end the stream. Sends the Status object
-    `status` as JSON, or to old clients `text`, which is empty after a success."""
+    `status` as JSON. Old clients get `text` instead; it is empty after a success."""
     with contextlib.suppress(StreamGone):
         if streams.json_status:
             await streams.error.write(json.dumps(status).encode())

@@ -52,8 +52,8 @@ class Transport(Protocol):
 
 
 async def room_or_hang_up(budget: Budget, transport: Transport, probe: Callable[[], None]) -> bool:
-    """Wait, without reading, until `budget` is no longer exhausted. Return whether this happened
-    before the client disconnected.
+    """Wait, without reading, until `budget` is no longer exhausted. Return False if the client
+    disconnects first.
 
     `probe` is called repeatedly; it must send an empty message that needs no reply.
     """
