@@ -92,8 +92,8 @@ class Checkpoint(msgspec.Struct, frozen=True):
     - `images`: references of the container's image, the one with a digest first.
     - `binds`: the paths in the container at which the restored container must have mounts.
     - `terminal`: whether the restored container must have a terminal.
-    - `namespaces`: the types of the container's namespaces. The restored container must share the
-      same types with the host.
+    - `namespaces`: the types of namespaces in the container's OCI spec; for all other types it used
+      the host's. The same must hold for the restored container.
     """
 
     name: str

@@ -77,7 +77,8 @@ def _cpu(key: str) -> Reader:
 
 
 def _cpu_seconds(key: str) -> Reader:
-    """Return a reader of the time `key` of cpu.stat, converted from microseconds to seconds."""
+    """Return a reader of the time `key` of cpu.stat, in seconds. (The kernel counts
+    microseconds.)"""
     return lambda figures: (figures.usage.cpu or {}).get(key, 0) // 1_000_000
 
 
@@ -128,7 +129,7 @@ def _huge_pages(key: str) -> Reader:
 
 
 def _pressure(name: str, kind: str) -> Reader:
-    """Return a reader of stalled time in seconds from the PSI of the resource `name`. `kind`:
+    """Return a reader of the seconds for which tasks waited for the resource `name` (PSI). `kind`:
     `some` (at least one task waited) or `full` (all tasks waited)."""
 
     def read(figures: ContainerFigures) -> Values:
@@ -265,7 +266,7 @@ NETWORK = tuple(
 
 
 def descriptors() -> list[api.MetricDescriptor]:
-    """Return the descriptors of all metrics, as kubelet reads them once at its start."""
+    """Return the descriptors of all metrics, which kubelet reads once at its start."""
     columns = [(m.name, m.help, m.labels) for m in CONTAINER]
     columns += [(f"container_{name}", help, ("interface",)) for name, help, _ in NETWORK]
     return [

@@ -140,8 +140,8 @@ layers = LayerSizes()
 
 
 class CpuRates:
-    """Computes the CPU usage of cgroups per second, as an average over at least RATE_WINDOW_NS. As
-    long as a cgroup has no sample that old, the average begins at its first sample."""
+    """Computes the CPU usage of cgroups per second, as an average over at least RATE_WINDOW_NS. If
+    the first sample of a cgroup is younger, the average begins at this sample."""
 
     def __init__(self) -> None:
         # By group: the time of each sample and the CPU time used until then, the oldest first.

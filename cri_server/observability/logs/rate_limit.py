@@ -20,8 +20,8 @@ _Kind = tuple[str, int, str]
 
 
 class RateLimit(logging.Filter):
-    """Limits the messages of each kind to `per_second` on average; a burst may have `BURST_S` times
-    as many (a token bucket). Critical messages always pass.
+    """Limits the messages of each kind to `per_second` on average, with a burst of at most
+    `per_second` times `BURST_S` (a token bucket). Critical messages always pass.
 
     `clock`: returns monotonic seconds.
     """

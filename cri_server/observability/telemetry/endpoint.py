@@ -96,7 +96,7 @@ class Endpoint:
 
     def _make_room(self) -> bool:
         """Return whether another connection may be accepted. At `CONNECTIONS_LIMIT` first close the
-        connection that has been idle longest: otherwise a local user could lock out Prometheus by
+        connection that has been idle longest: otherwise a local user could lock out Prometheus with
         silent connections. If none is idle, no other connection may be accepted."""
         if len(self._connections) < CONNECTIONS_LIMIT:
             return True

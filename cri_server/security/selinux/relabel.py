@@ -89,8 +89,8 @@ def relabel_tree(path: str, label: bytes) -> None:
 
 
 def _reopen(folder: int, path: str) -> int:
-    """Open for reading a folder that is open with O_PATH. Raises KernelError; on NFS also for
-    folders of other users (EACCES)."""
+    """Return a readable descriptor of a folder; `folder` was opened with O_PATH. Raises
+    KernelError; on NFS also for folders of other users (EACCES)."""
     with kernel_errors("open", repr(path)):
         return os.open(".", FOLDER, dir_fd=folder)
 
