@@ -299,7 +299,7 @@ def _annotated(descriptor: Descriptor) -> list[str]:
 
 
 def _from_docker(archive: _Archive, item: Any) -> ArchivedImage:
-    """Return the image of an entry of manifest.json."""
+    """Return the image that `item`, an entry of manifest.json, describes."""
     if not isinstance(item, dict) or not isinstance(item.get("Layers"), list):
         raise BadLayer("manifest.json: an entry is not an image")
     if len(item["Layers"]) > manifests.LAYERS_LIMIT:

@@ -125,7 +125,8 @@ def build_in(
 ) -> None:
     """Write the index to FILE in the job's folder. `fds`: none for complete tars; for tars that are
     still being written, the pipe of a `Growth` and the tars. `restrict` is called with the folder
-    when all tars are open. It returns the folder's path from then on, such as in a new root.
+    when all tars are open. It returns the folder's new path, because it may change the root
+    directory.
 
     Raises BadLayer, ResourceExhausted, OSError.
     """

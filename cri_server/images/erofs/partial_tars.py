@@ -10,8 +10,8 @@ from contextlib import suppress
 
 
 class PartialTars:
-    """Holds a descriptor for each of the tars `diff_ids`, and a pipe that notifies their reader
-    when they grow (`tar_file.Growth`). The caller calls `close` at the end."""
+    """Holds a descriptor of each tar, by diff id, and a pipe that notifies the tars' reader when
+    they grow (`tar_file.Growth`). The caller calls `close` at the end."""
 
     def __init__(self, diff_ids: Iterable[str]) -> None:
         self._fds: dict[str, int | None] = dict.fromkeys(diff_ids)

@@ -1,5 +1,5 @@
-"""Tests whether images can be mounted here, by mounting one. The kernel's version does not tell all
-that images need:
+"""Tests whether images can be mounted here, by mounting one. The kernel's version alone does not
+tell this, because images need:
 
 - EROFS on files (Linux 6.12), which the store's file system must support;
 - an overlay over an EROFS, and a second overlay over that one, for containers that run containers.

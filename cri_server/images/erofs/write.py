@@ -33,8 +33,9 @@ _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_
 
 @dataclass(frozen=True, slots=True)
 class SparseFile:
-    """A sparse file's data, which must be copied into the index. The `pieces` (offset in the index,
-    length) lie one after the other on `device`, from the offset `source` on."""
+    """A sparse file's data, which must be copied into the index. `pieces`: where it goes, as
+    (offset in the index, length). On `device` the pieces lie one after the other, from the offset
+    `source` on."""
 
     pieces: list[tuple[int, int]]
     device: int
@@ -44,8 +45,8 @@ class SparseFile:
 @dataclass(slots=True)
 class EncodedIndex:
     """The index of an image. `content`: the metadata, with which the file begins. `sparse`: the
-    data of sparse files, to be copied behind the metadata. `size_bytes`: the size of the whole
-    file."""
+    data of sparse files, which must be copied into the file after the metadata. `size_bytes`: the
+    size of the whole file."""
 
     content: bytearray
     size_bytes: int
@@ -218,8 +219,8 @@ class IndexWriter:
         return at, data
 
     def _sparse_files(self, result: EncodedIndex, end: int) -> dict[int, int]:
-        """Place the data of all sparse files behind the inodes and directories, from the block
-        `end` of the index on. Append each file's SparseFile to `result.sparse`, and set
+        """Place the data of all sparse files after the inodes and directories, from the block `end`
+        of the index on. Append each file's SparseFile to `result.sparse`, and set
         `result.size_bytes`. Return, by inode number, the first block of each file's data. Raises
         ResourceExhausted."""
         places = {}
@@ -349,7 +350,7 @@ def _put_directory(content: bytearray, at: int, blocks: list[list[tuple[bytes, _
 
 
 def _xattrs(node: ErofsNode) -> bytes:
-    """Encode the attributes behind an inode, sorted by name, so that equal trees give equal
+    """Encode the attributes that follow an inode, sorted by name, so that equal trees give equal
     bytes."""
     content = bytearray(erofs.XATTR_HEADER.pack(0, 0))
     for name, value in sorted(node.xattrs.items()):

@@ -70,8 +70,8 @@ def _access_list(mode: int, value: bytes) -> tuple[int, bool]:
 
 
 def _entries(value: bytes) -> list[tuple[int, int, int]]:
-    """Parse an ACL into (tag, rights, id) entries; return none for a malformed ACL, which Linux
-    refuses."""
+    """Parse an ACL into (tag, rights, id) entries. Return an empty list for a malformed ACL, which
+    Linux refuses."""
     if (
         len(value) < 4
         or int.from_bytes(value[:4], "little") != _ACL_VERSION

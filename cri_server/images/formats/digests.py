@@ -1,5 +1,5 @@
-"""Content digests: `sha256:` or `sha512:` and the hash in lower-case hex, the algorithms that the
-OCI image specification registers.
+"""Content digests: `sha256:` or `sha512:`, then the hash in lower-case hex. The OCI image
+specification registers these two algorithms.
 
 Files on disk are named by the hex alone; its length gives the algorithm.
 """
@@ -43,7 +43,7 @@ def digest_of(data: bytes, algorithm: str = SHA256) -> str:
 
 
 def is_content(data: bytes, digest: str) -> bool:
-    """Return whether `digest` is that of `data`."""
+    """Return whether `digest` is the digest of `data`."""
     return digest_of(data, algorithm_of(digest)) == digest
 
 

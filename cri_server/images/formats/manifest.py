@@ -264,8 +264,9 @@ def _without_nulls(fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def choose(index: ImageIndex, platform: Platform | None = None) -> Descriptor:
-    """Choose the index's image that suits this machine best; the first of equally good ones. Images
-    without a platform come last. With `platform`, choose the first image for exactly that platform.
+    """Choose the image of the index that suits this machine best. If several suit equally well,
+    choose the first of these. Images without a platform come last. With `platform`, choose the
+    first image for exactly that platform.
 
     Raises NotFound, which lists the platforms of the index.
     """

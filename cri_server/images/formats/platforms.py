@@ -110,8 +110,8 @@ def host_processors() -> tuple[Processor, ...]:
 
 
 def processors(machine: str, flags: set[str]) -> tuple[Processor, ...]:
-    """Return the processors whose code a machine runs, best first. `machine` is uname's, `flags`
-    are those of an x86 processor in /proc/cpuinfo.
+    """Return the processors whose code a machine runs, best first. `machine`: the name that
+    uname(2) returns. `flags`: the flags of an x86 processor in /proc/cpuinfo.
 
     32-bit processors come last. They are listed without a check, because nearly all x86 kernels and
     arm64 processors run 32-bit code.

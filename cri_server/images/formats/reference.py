@@ -135,8 +135,8 @@ def normal_registry(domain: str) -> str:
 
     The host is in lower case, without DNS's trailing dot. An address is written as inet_ntoa(3)
     writes it, because inet_aton(3) also takes `10.5` and `0xa.0.0.5`. The scheme's default port is
-    left out: 443, or 80 for loopback, which is reached by http. Docker Hub's three hosts are
-    `docker.io`.
+    left out: 443, or 80 for loopback, which is reached by http. The three host names of Docker Hub
+    become `docker.io`.
     """
     host, port = split_port(domain)
     host = _normal_host(host)

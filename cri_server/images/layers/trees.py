@@ -33,7 +33,7 @@ def is_opaque(folder: int) -> bool:
 
 
 def depth_first_key(path: bytes) -> bytes:
-    """Return a sort key by which each directory comes right before its contents."""
+    """Return a sort key that puts each directory right before its contents."""
     return path.replace(b"/", b"\0")
 
 

@@ -88,7 +88,7 @@ def unpack(
         os.chmod(".", 0o755, dir_fd=root_fd)  # independent of the umask
         extracted = extract(stream, root_fd, limits, tick)
     layer = Layer(
-        # The stream is read to its end for the digest: a tar may have anything behind its end
+        # The stream is read to its end for the digest: a tar may have anything after its end
         # marker.
         diff_id=stream.expect(diff_id),
         size_bytes=extracted.size_bytes,

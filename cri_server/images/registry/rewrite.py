@@ -66,7 +66,7 @@ class Rewrite:
         return _REFERENCE.sub(expand, self.replacement)
 
     def _number(self, name: str) -> int | None:
-        """Return the number of the group that `name` refers to, by the group's name or number; None
+        """Return the number of the group that `name` (the group's name or number) refers to; None
         if the pattern has no such group."""
         if _NUMBER.fullmatch(name):
             return int(name) if int(name) <= self._compiled.groups else None

@@ -118,8 +118,8 @@ def _require(
 
 
 def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes]]:
-    """Fetch the signatures of the manifest `digest`; return (digest, payload, signature) for each.
-    The payload is the signed JSON text. Empty without signatures."""
+    """Fetch the signatures of the manifest `digest`; return (digest, payload, signature) for each,
+    or an empty list. The payload is the signed JSON text."""
     try:
         data = registry.document(f"{digest.replace(':', '-')}.sig")
     except NotFound:
@@ -184,8 +184,8 @@ def _keys(requirement: Requirement, where: str) -> list[object]:
 
 
 def _verifies(key: object, payload: bytes, signature: bytes) -> bool:
-    """Return whether `signature` was made over `payload` with the private key of `key`, by SHA-256,
-    as cosign does."""
+    """Return whether `signature` was made over `payload` with the private key that belongs to
+    `key`. The hash algorithm is SHA-256, as in cosign."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric import ec, ed25519, padding, rsa
     from cryptography.hazmat.primitives.hashes import SHA256

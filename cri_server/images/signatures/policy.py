@@ -1,7 +1,7 @@
 """Reads the policy that says which images may be pulled: a containers-policy.json(5) with the
 requirements that need no GPG.
 
-Of the scopes of the transport `docker` that cover an image, the most specific one decides, else the
+If scopes of the transport `docker` cover an image, the most specific of them decides, else the
 policy's default. The scopes are, from the most to the least specific: the image with its tag or
 digest, its repository, a namespace, the registry, a domain with its subdomains (`*.example.com`),
 the whole transport.
