@@ -260,9 +260,9 @@ def _explain_refusal(path: str) -> str:
 
 
 def binds_in_root(request: CreateRequest) -> dict[int, str]:
-    """Return the bind mounts whose source is in the container's root directory, above or below an
-    earlier mount: index in the spec's mounts -> path of the source in the root. Empty for a root
-    that is no directory of the host.
+    """Return the bind mounts whose source is in the container's root directory, at, above or below
+    the destination of an earlier mount: index in the spec's mounts -> path of the source in the
+    root. Empty for a root that is no directory of the host.
 
     Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
     order of the mounts. But runc opens the source's path on the host, where a link in the

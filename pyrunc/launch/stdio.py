@@ -94,7 +94,7 @@ def open_null() -> int:
 
 def _make_null(folder: int) -> int:
     name = f"{os.getpid()}.{time.monotonic_ns()}"  # a fork has the same folder
-    # A tmpfs of ours, which the initial user namespace owns: on one that a user namespace owns no
+    # In a tmpfs that the initial user namespace owns: in a tmpfs of another user namespace no
     # device can be opened.
     os.mknod(name, S_IFCHR | 0o666, DEVICE, dir_fd=folder)
     try:

@@ -142,11 +142,12 @@ def build_exec(
     if affinity.initial:
         ops.append(model.SetAffinity(cpu_list(affinity.initial, "process.execCPUAffinity.initial")))
     kinds = namespaces.own(linux)
-    # Two namespaces are joined after the clone into the cgroup. The cgroup namespace, because with
-    # nsdelegate, as systemd mounts the tree, no process may be moved across it from inside
-    # (cgroup-v2.rst, "Delegation"; clone3 says ENOENT). And the user namespace, because the cgroup
-    # may belong to the container's user: the host's root may write to it, but a user namespace in
-    # which its group is not mapped loses that right (EACCES).
+    # Two namespaces are joined only after the clone into the cgroup:
+    # - cgroup: if the tree is mounted with nsdelegate, as by systemd, no process may be moved
+    #   across the namespace's boundary from inside (cgroup-v2.rst, "Delegation"; clone3 says
+    #   ENOENT).
+    # - user: the cgroup may belong to the container's user. The host's root may write to it, but
+    #   loses this right in a user namespace that does not map the cgroup's group (EACCES).
     outer = tuple(kind for kind in kinds if kind not in ("cgroup", "user"))
     inner = tuple(kind for kind in ("user", "cgroup") if kind in kinds)
     if outer:

@@ -86,8 +86,8 @@ def _cache(arch: str) -> LoweringCache:
 
 
 def _number_descriptors(ops: Iterable[Op], first: int) -> dict[str, int]:
-    """Return a number for each descriptor that the operations name: consecutive from `first` on,
-    the root before all others."""
+    """Return name -> number, for all descriptors that the operations name. The numbers are
+    consecutive from `first` on; the root gets the first one."""
     names: dict[str, None] = {}
     for op in ops:
         for name in NEEDS.get(type(op), _none)(op):

@@ -64,8 +64,8 @@ def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
     opened = low.a.slot(4)
     done = low.a.label()
     a.sys("openat", f.AT_FDCWD, "/proc", f.O_PATH | low.o_directory | f.O_CLOEXEC, 0, store=proc)
-    # Checked also here, where /proc is the runtime's: inside another container it may be whatever
-    # that one's image put there.
+    # Also checked in the runtime's own /proc: if the runtime itself runs in a container, its /proc
+    # may contain whatever that container's image has there.
     require_proc(low, proc, "/proc is no procfs")
     # Links are allowed, because `self` and `thread-self` are links; NO_XDEV refuses a file that is
     # mounted over the real one.

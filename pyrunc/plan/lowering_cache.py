@@ -152,7 +152,7 @@ class LoweringCache:
         return self._low.shared
 
     def start(self, numbers: dict[str, int]) -> Lowering:
-        """Return a lowering whose data begins with a copy of the shared block. `numbers`: the
+        """Return a `Lowering` whose data begins with a copy of the shared block. `numbers`: the
         descriptor number of each name in the plan."""
         return Lowering(self._low.a.copy(), numbers, self)
 

@@ -53,8 +53,8 @@ class ParentOptions(Value):
 
 
 def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
-    """Return the parent's steps of a container's start: sync point -> steps. Points without steps
-    are left out."""
+    """Return the steps of the parent during a container's start: sync point -> steps. Points
+    without steps are left out."""
     linux, hooks = spec.linux, spec.hooks
     cloned: list[ParentStep] = [*_id_maps(linux)]
     # As early as possible: if the runtime is killed after the clone, only state.json names the
@@ -99,15 +99,15 @@ def steps_of_start(spec: Spec, parent: ParentOptions) -> Steps:
 
 
 def steps_of_exec(linux: Linux, process: Process, attached: bool = False) -> Steps:
-    """Return the parent's steps of an exec: sync point -> steps. `attached`: the runtime stays and
-    copies the process's terminal to its own."""
+    """Return the steps of the parent during an exec: sync point -> steps. `attached`: the runtime
+    stays and copies the process's terminal to its own."""
     cloned: list[ParentStep] = [model.JoinRdt(linux.intel_rdt)] if linux.intel_rdt else []
     late = [*_limits(linux, process), *_terminal(process, attached)]
     return _non_empty({"cloned": cloned, "before-identity": late, "listener": _listener(linux)})
 
 
 def steps_of_pause(linux: Linux) -> Steps:
-    """Return the parent's steps of a pause process: sync point -> steps."""
+    """Return the steps of the parent during the start of a pause process: sync point -> steps."""
     return _non_empty({"cloned": _id_maps(linux)})
 
 

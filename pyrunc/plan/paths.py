@@ -1,5 +1,5 @@
-"""Plans masked and read-only paths, each once. Read-only paths come first, so that a masked path
-beneath one of them stays masked."""
+"""Plans the operations for masked and read-only paths. Read-only paths come first, so that a masked
+path beneath one of them stays masked."""
 
 from __future__ import annotations
 

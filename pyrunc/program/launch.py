@@ -72,7 +72,7 @@ class RunningProgram:
     def __init__(self, program: Program, launcher_pid: int, socket: _Socket) -> None:
         self.program, self.launcher_pid = program, launcher_pid
         self.launcher_status: int | None = None
-        """The launcher's wait status once it was reaped, as of waitpid(2)."""
+        """The launcher's wait status (waitpid(2)) after it was reaped."""
         self._socket: _Socket | None = socket
         self._pid_seen = program.pid_op is None
         self._early: list[tuple[bytes, tuple[int, ...]]] = []
@@ -278,7 +278,7 @@ def launch(
         actions = []
         for target, source in numbers.items():
             actions.append((os.POSIX_SPAWN_DUP2, above_targets(source), target))
-        # Its path is looked up after the file actions.
+        # posix_spawn(3) looks up the executable's path after the file actions.
         exe = above_targets(executable())
         # posix_spawn(3) borrows our memory as vfork(2) does: 0.16 ms whatever our size, where
         # fork(2) of a process of 190 MB takes 4.3 ms.

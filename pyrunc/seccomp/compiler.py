@@ -27,8 +27,7 @@ if TYPE_CHECKING:
 
     from pyrunc.seccomp.profile import SeccompProfile, SeccompRule
 
-# What compiled programs depend on besides the profile: increment it when this file, `stub` or
-# `flatten` changes.
+# A part of the key of each stored filter: increment it when this file, `stub` or `flatten` changes.
 GENERATION = b"2"
 INSTRUCTION_SIZE_BYTES, MAX_INSTRUCTIONS = 8, 4096
 STORE_LIMIT_FILES = 128

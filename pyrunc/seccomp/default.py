@@ -3,9 +3,9 @@ each capability adds.
 
 It allows the same calls as containerd's and Docker's default profiles of 2026. All other calls fail
 with EPERM, or with ENOSYS if they are newer than the list (`stub`). Left out on purpose: io_uring,
-keyrings, userfaultfd, kexec, and new namespaces without CAP_SYS_ADMIN. socket(2) has one rule per
-family, because its argument is an int: "greater than AF_VSOCK" would also be true for AF_VSOCK with
-garbage in the upper half of the register.
+keyrings, userfaultfd, kexec, and new namespaces without CAP_SYS_ADMIN. socket(2) has one rule for
+each family above AF_ALG. A single rule "greater than AF_VSOCK" would also allow AF_VSOCK with
+garbage in the upper half of the register, which the kernel ignores, because the argument is an int.
 
 i386's socketcall(2) passes the family behind a pointer, where no filter sees it (CVE-2026-31431
 opened AF_ALG in this way). So making a socket by socketcall(2) fails with ENOSYS. musl, and glibc

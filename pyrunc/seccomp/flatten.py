@@ -47,7 +47,7 @@ def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
     # has 1312, and takes 0.32.
     trees = [[(LOAD, 0, 0, NUMBER_AT), *_tree(intervals(program, audit))] for audit in audits]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE_AT)]
-    # the dispatch behind the first pair, and the action for other architectures
+    # the dispatch after the first pair, and the action for other architectures
     skipped = 2 * len(audits) - 1 + 1
     for audit, tree in zip(audits, trees, strict=True):
         code += [(EQUAL, 0, 1, audit), (JUMP, 0, 0, skipped - 1)]
