@@ -137,8 +137,8 @@ class _WrongField(Exception):
         self.path, self.problem = path, problem
 
     def below(self, name: str) -> _WrongField:
-        """Return the same error with a path that begins in the enclosing object. `name`: the field,
-        `[index]` or `[key]` of the enclosing object where the error is."""
+        """Return the same error with a path that begins in the enclosing object. `name`: where the
+        object is in the enclosing one: a field's name, `[index]` or `[key]`."""
         dot = "" if self.path.startswith("[") else "."
         return _WrongField(f"{name}{dot}{self.path}", self.problem)
 

@@ -70,7 +70,7 @@ def open_beneath(
 
 
 def open_folder_at(dir_fd: int, name: str) -> int:
-    """Open the folder `name` of the folder `dir_fd` as an O_PATH descriptor. A missing folder is
+    """Open the folder `name` in the folder `dir_fd` as an O_PATH descriptor. A missing folder is
     created with mode 0755. Raises OSError, also when `name` is a symbolic link."""
     flags = O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | O_CLOEXEC
     try:

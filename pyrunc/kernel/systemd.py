@@ -36,8 +36,8 @@ class SystemdRefused(PeerError):
 
 
 class Systemd:
-    """A connection to systemd: the system's manager for root, the user's own manager for other
-    users. A context manager."""
+    """A connection to systemd, as a context manager: to the system instance for root, to the user
+    instance for other users."""
 
     def __init__(self) -> None:
         from jeepney import DBusAddress

@@ -4,8 +4,8 @@ A log line is `<RFC 3339 time> <stdout|stderr> <F|P> <content>\\n`. An output li
 becomes one `F` line. A longer one is cut into `P` lines of 16 KiB and a last `F` line. Up to 16 KiB
 without a newline wait in memory for the rest of the output line. At the end of the stream they
 become a `P` line. Readers join the lines P … P F. Content is never changed. All lines of one `feed`
-have the same time. Format: kubernetes design "CRI: container runtime logs"; the 16 KiB and the last
-P are containerd's.
+have the same time. Format: kubernetes design "CRI: container runtime logs"; the limit of 16 KiB and
+the `P` line at the end of the stream are as in containerd.
 """
 
 from __future__ import annotations

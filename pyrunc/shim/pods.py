@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from pyrunc.shim.starter import Starter
 
 NETWORK_AFTER_S = 0.1
-"""The time from `TakePod` to making the next network namespace, so that the pod's processes start
-first."""
+"""How long after `TakePod` the shim makes the next network namespace, so that the pod's processes
+start first."""
 
 
 class ShimPods:

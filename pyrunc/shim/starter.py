@@ -2,7 +2,7 @@
 
 The shim becomes the parent of the started processes. Starts are generators that run in steps
 between other work. A start that waits for other processes (hooks, a seccomp agent) runs in a fork
-(`worker`), which describes the process by a `ForkedProcess` message.
+(`worker`), which describes the started process in a `ForkedProcess` message.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 request until its socket closes.
 
 argv: descriptor of the socket, search path (joined by `:`), modules to import.
-cri_server.zygote.client starts it.
+cri_server.zygote.client starts the zygote.
 """
 
 from __future__ import annotations
