@@ -1,4 +1,4 @@
-"""Writes pyrunc's plugins as executables into a folder, for any CNI runtime: `python -m
+"""Writes pyrunc's plugins into a folder, as executables for any CNI runtime. Usage: `python -m
 cni_plugins.install DIR`."""
 
 from __future__ import annotations

@@ -68,7 +68,8 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
             except Error as error:
                 ipc.send(link, {"id": request["id"], "error": error.to_fields()})
             else:
-                # Imported for CHECK, GC or UDP flows: the process has grown and should be replaced.
+                # If pyroute2 was imported (for CHECK, GC or UDP flows), the process has grown and
+                # should be replaced.
                 ipc.send(
                     link,
                     {
@@ -76,8 +77,8 @@ def serve(arguments: Mapping[str, Any], fds: Sequence[int]) -> int:
                         "ok": reply.replace(last=LARGE_MODULE in sys.modules).to_fields(),
                     },
                 )
-            # A setns(2) back that failed leaves the worker in a pod: its next request would set up
-            # the host's side there.
+            # If the setns(2) back to the host has failed, the worker is still in a pod's namespace.
+            # Its next request would set up the host's side there.
             if netns.current_id() != initial_netns:
                 return 1
     return 0

@@ -1,1 +1,1 @@
-"""The plugin bridge: connects each pod to a bridge on the host by a veth."""
+"""The plugin bridge: connects each pod to a bridge on the host with a veth."""

@@ -109,9 +109,9 @@ def _bridge_addresses(
 
 
 def _derived_mac(ips: tuple[AssignedAddress, ...], seed: str) -> str:
-    """Return a MAC address: 0a:58, then the pod's IPv4 address, or a hash of `seed` if the pod has
-    none. The next pod with this IPv4 address gets the same MAC address, so ARP entries stay
-    valid."""
+    """Return a MAC address: 0a:58, followed by the pod's IPv4 address. For a pod without IPv4, a
+    hash of `seed` follows. The next pod with this IPv4 address gets the same MAC address, so ARP
+    entries stay valid."""
     packed = next((a.address.ip.packed for a in ips if a.address.version == 4), None)
     # 0a:58 is the prefix of the reference plugins (pkg/utils/hwaddr): locally administered,
     # unicast.

@@ -1,8 +1,8 @@
-"""The plugin bridge: connects a pod to a bridge of the host by a veth, with addresses, routes and
-masquerade.
+"""The plugin bridge: connects a pod to a bridge of the host with a veth, and sets up its addresses,
+routes and masquerade.
 
 If ADD fails, it removes the address and the veth again. DEL derives the names of the veth and the
-leases from container id and interface, so it works after a kill anywhere in ADD.
+leases from container id and interface, so DEL works even if ADD was killed at any point.
 """
 
 from __future__ import annotations

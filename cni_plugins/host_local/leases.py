@@ -14,8 +14,8 @@ under the folder's lock.
 This plugin and the reference plugin can read each other's leases. The file of an owner is written
 before its leases and removed after them, so that DEL finds every lease after a kill in between.
 
-A lease of an earlier boot is void, because its pod is gone. So no file is synced: after a power cut
-all leases of this plugin are void. A crash may leave an empty file in `owners/`. GC then removes
+A lease of an earlier boot is void, because its pod is gone. Files need no sync, because a power cut
+makes all leases of this plugin void. A crash may leave an empty file in `owners/`. GC then removes
 all leases of that owner. A lease of the reference plugin has no boot id and stays until it is
 released.
 
@@ -94,7 +94,7 @@ class LeavingRecord(Record):
 
 
 class NetworkLeases:
-    """The leases of one network. Only `open_leases` creates objects of this class. It holds the
+    """The leases of one network. Only `open_leases` creates such an object, and it holds the
     network's lock while the caller uses the object."""
 
     def __init__(self, folder: str, boot: str, link_exists: Callable[[str], bool]) -> None:
@@ -241,8 +241,8 @@ class NetworkLeases:
 
     def _next_free(self, index: int, each: RangeSet) -> Lease:
         """Return the next free address of range set number `index`, round robin. Raises CniError
-        NO_ADDRESS_LEFT if every address is leased, TRY_AGAIN_LATER if each free address still has
-        the veth of its last pod."""
+        NO_ADDRESS_LEFT if every address is leased. Raises CniError TRY_AGAIN_LATER if, for each
+        free address, the veth of its last pod still exists."""
         leased: set[str] | None = None
         leaving: Lease | None = None
         for probe, (address, address_range) in enumerate(each.after(self._last(index))):
@@ -340,7 +340,8 @@ class NetworkLeases:
         return os.path.lexists(f"{self._folder}/{name}")
 
     def _record(self, name: str, kind: type[StoredRecord]) -> StoredRecord | None:
-        """Read the JSON file `name` as a `kind`; return None if it is missing or damaged."""
+        """Read the JSON file `name` as a record of the class `kind`; return None if the file is
+        missing or damaged."""
         try:
             return kind.of(json.loads(self._read(name)))
         except (

@@ -96,8 +96,8 @@ class RangeSet:
         return sum(int(r.last) - int(r.first) + 1 for r in self.ranges)
 
     def after(self, last: Address | None) -> Iterator[tuple[Address, Range]]:
-        """Yield every address but the gateways once, with its range. Starts after `last` and wraps
-        around."""
+        """Yield each address of the set once, except gateways, with its range. Starts after `last`
+        and wraps around."""
         start = next((i for i, r in enumerate(self.ranges) if last is not None and last in r), None)
         if start is None or last is None:
             for each in self.ranges:

@@ -38,9 +38,9 @@ class HostLocalSettings:
 
 
 def parse(config: PluginConfig, call: CniCall) -> HostLocalSettings:
-    """Parse the options. Raises CniError INVALID_ENVIRONMENT for a requested address that is no IP
-    address, INVALID_CONFIG for an invalid option or requested addresses that do not fit the range
-    sets."""
+    """Parse the options. Raises CniError INVALID_ENVIRONMENT if a requested address is no IP
+    address. Raises CniError INVALID_CONFIG if an option is invalid or the requested addresses do
+    not fit the range sets."""
     ipam = config.raw.get("ipam")
     if not isinstance(ipam, dict):
         raise CniError(INVALID_CONFIG, "ipam: missing or not an object")
@@ -88,8 +88,8 @@ def _range_sets(ipam: dict[str, Any], capability_ranges: Any) -> tuple[RangeSet,
         RangeSet.parse(item, f"runtimeConfig.ipRanges[{index}]")
         for index, item in enumerate(capability_ranges)
     ]
-    # The order of the reference plugin: ranges of the runtime first, then the old form. It decides
-    # which address is the pod's first.
+    # The order of the reference plugin: ranges of the runtime first, then the old form. The
+    # order decides which address is the pod's first.
     if "subnet" in ipam:
         sets.append(RangeSet.parse([ipam], "ipam"))
     configured = ipam.get("ranges") or []
@@ -118,7 +118,7 @@ def _requested(config: PluginConfig, call: CniCall) -> tuple[Address, ...]:
 
 def _requested_address(value: object, where: str) -> Address:
     """Parse a requested address. Ignores a prefix length, because the range determines it. Raises
-    CniError INVALID_ENVIRONMENT; `where` names the value."""
+    CniError INVALID_ENVIRONMENT; `where` names the value in the message."""
     try:
         return parse_address(str(value).split("/", 1)[0])
     except ValueError:

@@ -12,8 +12,8 @@ their packet mark, as the reference plugin portmap does. Packets with this bit a
 Without masquerade a pod would answer a client in its subnet directly instead of through the host.
 
 A subnet's chains are created with its first pod. An element's comment is its owner's tag. If adding
-an element fails with ENOENT, all rules are written again by `nft`. So the next pod restores a
-flushed ruleset.
+an element fails with ENOENT, `nft` writes all rules again. So if the ruleset was flushed, the ADD
+of the next pod restores the rules.
 """
 
 from __future__ import annotations
@@ -62,8 +62,9 @@ _EXPECTED_RULES = {
     "from_pod": 2,
 }
 
-# `guard` hooks in before conntrack and dnat (priority -300): later the destination is no longer
-# 127.0.0.0/8. `fib daddr type != local` keeps the maps away from packets that pass through.
+# `guard` runs before conntrack and dnat (priority -300), because after dnat the destination is no
+# longer in 127.0.0.0/8. `fib daddr type != local` keeps the maps away from packets that pass
+# through.
 _RULES = """
 table inet TABLE {
   map masquerade4 { type ipv4_addr : verdict; }

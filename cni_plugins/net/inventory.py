@@ -1,5 +1,5 @@
-"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. They do not
-use ADD's netlink codec (`rtnetlink`), so that they can find errors of that codec.
+"""Reads the kernel's links, addresses and routes through pyroute2, for CHECK and GC. This module
+does not use ADD's netlink codec (`rtnetlink`), so that CHECK can find errors of that codec.
 
 Every function reads the network namespace of the calling process. The first call imports pyroute2,
 which takes 150 ms and 23 MiB.

@@ -144,7 +144,8 @@ class NetlinkSocket:
                     continue
                 if kind not in (_NLMSG_ERROR, _NLMSG_DONE):
                     answers[index].append(body)
-                # NLMSG_DONE holds the error of a dump where NLMSG_ERROR holds that of a request.
+                # The error of a dump is in NLMSG_DONE, the error of any other request in
+                # NLMSG_ERROR.
                 elif error := _error(requests[index], flags, body):
                     errors[index] = error
                 is_complete |= index == last and (
@@ -164,11 +165,11 @@ class NetlinkSocket:
         return None
 
     def dump(self, request: NetlinkRequest, *tolerated: int) -> list[bytes]:
-        """Send a dump request and return the bodies of all listed objects; none if it fails with an
-        errno in `tolerated`. Raises any other KernelError.
+        """Send a dump request and return the bodies of all listed objects; an empty list if the
+        request fails with an errno in `tolerated`. Raises any other KernelError.
 
-        If the objects change meanwhile (NLM_F_DUMP_INTR), repeats the dump. If they keep changing,
-        the KernelError is EINTR.
+        If the objects change during the dump (NLM_F_DUMP_INTR), repeats it. If they keep changing,
+        raises KernelError EINTR.
         """
         dump_request = replace(request, flags=request.flags & ~NLM_F_ACK | NLM_F_DUMP)
         for _ in range(_DUMP_ATTEMPTS):

@@ -1,4 +1,4 @@
-"""Adds, removes and lists elements of nftables sets and maps by nfnetlink transactions
+"""Adds, removes and lists elements of nftables sets and maps with nfnetlink messages
 (include/uapi/linux/netfilter/nf_tables.h).
 
 The program `nft` writes only the rules, once per boot, because running it takes 3 to 12 ms. Adding

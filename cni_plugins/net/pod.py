@@ -1,5 +1,5 @@
-"""A pod's network namespace during a request. The process enters it once to open sockets, and then
-uses these from outside.
+"""A pod's network namespace during a request. The process enters the namespace once to open
+sockets, and then uses the sockets from outside.
 
 A socket stays in the namespace in which it was opened. Plugins of one request share one
 `PodNamespace` (`shared_pod`), so that they enter the namespace once.
@@ -71,7 +71,7 @@ class PodNamespace:
 @contextlib.contextmanager
 def open_pod(path: str) -> Iterator[PodNamespace]:
     """Open the network namespace at `path` for the `with` block, and yield it. In a `with` block of
-    `shared_pod(path)`, yield the `PodNamespace` which that block has opened. Raises CniError
+    `shared_pod(path)`, yield the `PodNamespace` of that block instead. Raises CniError
     UNKNOWN_CONTAINER if there is no namespace at `path`."""
     # Otherwise each plugin of a chain would open and enter the namespace, and open a socket in it.
     if path in _shared:

@@ -1,4 +1,4 @@
-"""The plugin portmap: forwards host ports to pods by elements of nftables maps.
+"""The plugin portmap: forwards host ports to pods with elements of nftables maps.
 
 A host port is also forwarded from 127.0.0.1. This needs masquerade of the client and the sysctl
 route_localnet on the bridge. route_localnet alone would let other hosts reach 127.0.0.0/8
@@ -54,8 +54,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: remove the nftables elements whose comment is the attachment's tag.
 
-    A call with a scope but without port mappings does nothing: pyrunc's server, which sets the
-    scope, passes ADD's port mappings to DEL, too, so a pod without them has no elements."""
+    A call with a scope but without port mappings does nothing. Such a call comes from pyrunc's
+    server, which passes the port mappings of ADD to DEL, too, so the pod has no elements."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.all_elements(host_rules.PORT_SETS, host_rules.tag_of(call, config))

@@ -1,9 +1,9 @@
 """CNI configurations: the network list that an administrator writes, and the input of each plugin
 in it.
 
-A runtime parses a list by `parse_list_object` and builds each plugin's input by `plugin_input`. A
-plugin parses its input by `PluginConfig.parse`. Unknown keys are kept, because they belong to the
-plugin.
+A runtime parses a list with `parse_list_object` and builds each plugin's input with `plugin_input`.
+A plugin parses its input with `PluginConfig.parse`. Unknown keys are kept, because they belong to
+the plugin.
 """
 
 from __future__ import annotations

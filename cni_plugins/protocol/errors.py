@@ -17,8 +17,8 @@ INVALID_CONFIG = 7
 TRY_AGAIN_LATER = 11
 NOT_AVAILABLE = 50
 INTERNAL = 999
-"""An error without a code above, as in the reference implementation. Codes from 100 on belong to
-the plugins."""
+"""The code of an error to which none of the codes above applies, as in the reference
+implementation. Codes from 100 on belong to the plugins."""
 
 NO_ADDRESS_LEFT = 110
 """Only in pyrunc's plugins: host-local has no free address in a range."""
@@ -55,7 +55,7 @@ class CniError(Error):
 
 
 def from_json(value: dict[str, Any]) -> CniError:
-    """Parse the error object that a plugin has printed. Replaces missing and invalid fields by
+    """Parse the error object that a plugin has printed. Replaces missing and invalid fields with
     defaults."""
     code, message, details = value.get("code"), value.get("msg"), value.get("details")
     return CniError(

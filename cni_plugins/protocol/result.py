@@ -31,7 +31,8 @@ key, and no interfaces."""
 _COMPATIBLE_FORMS = {form: {form} for form in version.Form} | {
     version.Form.NEWEST: {version.Form.NEWEST, version.Form.LISTS}
 }
-"""Form -> the forms whose results are valid in it: 1.1.0 only adds keys to 1.0.0."""
+"""Form -> the forms whose results are also valid in this form. NEWEST includes LISTS, because
+version 1.1.0 only adds keys to 1.0.0."""
 # The words go into the pod's resolv.conf: a newline in one would add lines to it.
 _DNS_WORD = re.compile(r"[A-Za-z0-9_.:/*-]{1,253}\Z")
 _ROUTE_NUMBERS = {
@@ -291,8 +292,8 @@ def _single_addresses_json(result: Result) -> dict[str, Any]:
 
 
 def dns_from_json(value: object) -> Dns:
-    """Parse a `dns` object. Raises CniError DECODING_FAILURE. A word that would break a resolv.conf
-    is an error, too."""
+    """Parse a `dns` object. Raises CniError DECODING_FAILURE, also for a word that would break a
+    resolv.conf."""
     if value is None:
         return Dns()
     raw = _object(value, "dns")
