@@ -204,8 +204,8 @@ def _pids(pids: Mapping[str, Any]) -> Iterator[CgroupSetting]:
 
 
 def _block_io(io: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
-    # BFQ has its own file, with a scale that ends at 1000 like v1's; io.weight is that of the
-    # iocost controller.
+    # BFQ has its own file, whose scale ends at 1000 as in v1; io.weight belongs to the iocost
+    # controller.
     bfq = read("io.bfq.weight") is not None
     file = "io.bfq.weight" if bfq else "io.weight"
     lowest = 1 if bfq else 10  # of blkio.weight, which io_weight converts

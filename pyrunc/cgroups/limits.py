@@ -52,8 +52,8 @@ def write(directory: str, resources: Mapping[str, Any], missing_controllers: str
             if setting.file != BURST:
                 raise
             refused.append(setting)
-    # A burst may be no larger than the quota (EINVAL, tg_set_bandwidth in kernel/sched/core.c),
-    # which one of the settings after it may have raised.
+    # A burst may be no larger than the quota (EINVAL, tg_set_bandwidth in kernel/sched/core.c). A
+    # later setting may have raised the quota, so a refused burst is written again.
     for setting in refused:
         notes += _write_or_note(directory, setting, missing_controllers)
     return notes

@@ -60,7 +60,7 @@ def _scope(cgroups_path: str) -> Cgroup:
     # runc's defaults.
     parent = parent or ("system.slice" if is_machine_root() else "user.slice")
     base = expand_slice(parent)
-    # As in runc, a name that ends in .slice asks for a slice in place of a scope.
+    # As in runc, a name that ends in .slice requests a slice instead of a scope.
     if name.endswith(".slice"):
         return Cgroup(expand_slice(name), "systemd", slice=parent, unit=name)
     unit = f"{prefix}-{name}.scope" if prefix else f"{name}.scope"

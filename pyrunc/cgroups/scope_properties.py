@@ -1,8 +1,8 @@
 """Converts OCI resources to properties of a systemd unit, without I/O.
 
-Limits are written to the cgroup's files and also sent to systemd. When systemd reloads its units,
-it writes the files again, and would undo limits that it does not know. A property's value is a pair
-(D-Bus signature, value). Source: systemd.resource-control(5), org.freedesktop.systemd1(5).
+Limits are written to the cgroup's files and also sent to systemd. Otherwise systemd would undo the
+limits when it reloads its units, because it then writes the files again. A property's value is a
+pair (D-Bus signature, value). Source: systemd.resource-control(5), org.freedesktop.systemd1(5).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def properties(resources: Mapping[str, Any]) -> list[Property]:
     by_name = dict([*_cpu(resources.get("cpu") or {}), *_memory(resources.get("memory") or {})])
     limit = (resources.get("pids") or {}).get("limit")
     if limit is not None:
-        # 0 means "none at all" to systemd and the kernel; the container's own process has to fit
+        # With 0, systemd and the kernel would not even allow the container's own process
         # (`convert._pids`).
         by_name["TasksMax"] = ("t", INFINITY if limit == -1 else max(int(limit), 1))
     by_name |= dict(_unified(resources.get("unified") or {}))

@@ -68,8 +68,8 @@ def read_usage(directory: str) -> Stats:
     """Read the statistics that kubelet asks for every few seconds: cpu, memory (current, limits,
     stat, swap) and pressure. If a controller's first file is missing, its other files are not
     read."""
-    # Together with one visit of each group, this took ListContainerStats of 30 pods from 18.7 ms of
-    # processor time to 7.7.
+    # Together with visiting each group once, this reduced the processor time of ListContainerStats
+    # for 30 pods from 18.7 ms to 7.7 ms.
     return Stats(_cpu(directory), _memory(directory), pressure=_pressure(directory))
 
 

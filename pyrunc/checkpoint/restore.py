@@ -89,7 +89,7 @@ def restore(
         group = _open_group(state, bundle.spec, create_options, undo)
         notifications = _Notifications(state, bundle.spec, create_options, group, undo)
         try:
-            # CRIU restores the flag itself only from 3.19 on, from the images.
+            # CRIU restores no_new_privs from its images only since version 3.19.
             forbids = bundle.spec.process is not None and bundle.spec.process.no_new_privileges
             with criu.Criu(
                 _inherited_numbers(descriptors), stdio, no_new_privileges=forbids
@@ -288,7 +288,7 @@ def _criu_options(
         else:
             names = criu.message([(1, KERNEL_NAMES[entry.type]), (2, entry.path)])
             fields.append((criu.JOIN_NS, names))
-    # Of several numbers with the same stream, the lowest.
+    # If several numbers have the same stream, the lowest is used.
     ours = {stream: number for number, stream in reversed([*enumerate(streams)])}
     fields += [
         (criu.INHERIT_FD, criu.message([(1, stream), (2, number)]))

@@ -26,7 +26,7 @@ def process_from_options(
         raise InvalidArgument("exec needs a command, or --process")
     process = {**base, "args": list(command), "terminal": options["tty"]}
     if options["env"]:
-        # Appended: of two values the last wins (`plan.identity.environment`).
+        # Appended, because the last of two values wins (`plan.identity.environment`).
         process["env"] = [*(base.get("env") or []), *options["env"]]
     if options["user"] or options["additional_gids"]:
         process["user"] = _user(

@@ -49,7 +49,8 @@ def parse_signal(text: str) -> int:
 
 def kill(state: State, signal: int, everything: bool = False) -> None:
     """Send `signal` to the container's init. With `everything`, send it to all processes in the
-    container's cgroup. SIGKILL for a container without a private pid namespace does the same.
+    container's cgroup. If the container has no private pid namespace, SIGKILL also goes to all
+    these processes.
 
     Raises KernelError, and WrongState when no process is left that gets the signal (never with
     `everything`).
@@ -68,7 +69,8 @@ def _signal_all(state: State, signal: int) -> bool:
     group = state.group()
     pids = group.processes() if group is not None else []
     if signal == SIGKILL and group is not None:
-        # cgroup.kill also reaches processes that are forked meanwhile, which no list of pids does.
+        # cgroup.kill also reaches processes that are forked meanwhile. A list of pids would miss
+        # them.
         group.kill()
     else:
         for pid in pids:

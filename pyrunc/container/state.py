@@ -188,7 +188,7 @@ def claim(root: str, container_id: str) -> str:
     _make_root(root)
     folder = f"{root}/{container_id}"
     try:
-        # mkdir sets the mark, too, so no killed create leaves a folder without it.
+        # mkdir sets the sticky bit at once, so even a killed create leaves no folder without it.
         os.mkdir(folder, CLAIMED)
     except FileExistsError:
         if not _is_container(folder, container_id):

@@ -69,7 +69,7 @@ def stream(state: State, interval_s: float) -> Iterator[dict[str, Any]]:
     try:
         due = time.monotonic()
         while group.exists() and group.populated():
-            # A counter, not an event: two kills between two looks are one wake-up.
+            # The counter tells how many: two kills between two readings cause only one wake-up.
             now_kills = group.oom_kills() or 0
             for _ in range(now_kills - kills):
                 yield {"type": "oom", "id": state.id}

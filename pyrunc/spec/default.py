@@ -25,7 +25,7 @@ READONLY_PATHS = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysr
 
 
 def default() -> dict[str, Any]:
-    """Return a `config.json` as a JSON object, the same every time."""
+    """Return the default `config.json` as a JSON object, the same every time."""
     capabilities = ["CAP_AUDIT_WRITE", "CAP_KILL", "CAP_NET_BIND_SERVICE"]
     # No user namespace: it needs maps, which only the owner of the node can choose.
     namespaces = ["pid", "network", "ipc", "uts", "mount", "cgroup"]
