@@ -85,8 +85,8 @@ class StoreUsage:
 class Progress:
     """How far a pull or push is. `stage`: resolving, fetching, done for a pull; compressing,
     sending, done for a push. `total_bytes`: for a pull, the compressed layers that must be
-    downloaded; for a push, all layers and the configuration. `fetched_bytes`: how many of them have
-    been downloaded (pull) or are in the registry (push)."""
+    downloaded; for a push, all layers and the configuration. `fetched_bytes`: how many of these
+    bytes have been downloaded (pull) or are in the registry (push)."""
 
     reference: str
     stage: str

@@ -52,7 +52,8 @@ def reserve_bytes(status: os.statvfs_result) -> int:
 
 
 def describe_full(status: os.statvfs_result, folder: str) -> str:
-    """Return the error message that nothing more can be written to the file system of `folder`."""
+    """Return an error message which says that nothing more can be written to the file system of
+    `folder`."""
     return (
         f"{reason(errno.ENOSPC, folder)} ({reserve_bytes(status)} bytes are reserved for the node)"
     )

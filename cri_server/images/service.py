@@ -150,9 +150,9 @@ class ImageService:
         progress: Callable[[Progress], None] | None = None,
         platform: Platform | None = None,
     ) -> str:
-        """Pull an image for `platform` or this machine; return its id. Concurrent calls with the
-        same reference, secret and platform share one pull; it is cancelled when all these calls are
-        cancelled.
+        """Pull an image for `platform` (None: for this machine); return its id. Concurrent calls
+        with the same reference, secret and platform share one pull; it is cancelled when all these
+        calls are cancelled.
 
         Raises InvalidArgument (reference), NotFound, PeerError (the message begins with
         `RegistryUnavailable` when no host of the registry could be used), DeadlineExceeded (no

@@ -33,7 +33,7 @@ _FIRST_SLOT = (erofs.SUPERBLOCK_OFFSET + erofs.SUPERBLOCK.size) // erofs.DEVICE_
 
 @dataclass(frozen=True, slots=True)
 class SparseFile:
-    """A sparse file's data, which must be copied into the index. `pieces`: where it goes, as
+    """A sparse file's data, which must be copied into the index. `pieces`: where the data goes, as
     (offset in the index, length). On `device` the pieces lie one after the other, from the offset
     `source` on."""
 
@@ -301,14 +301,14 @@ def _ceil(size: int, unit: int) -> int:
 
 
 def _chunk_bits(size: int) -> int:
-    """Return n for the smallest chunk of 2^n blocks that contains a whole file of `size` bytes."""
+    """Return the lowest n for which a chunk of 2^n blocks contains a whole file of `size` bytes."""
     return (_blocks(size) - 1).bit_length()
 
 
 def _sparse_chunk_bits(size: int, pieces: int) -> int:
-    """Return n for the chunk size of 2^n blocks that keeps a sparse file small in the index.
-    `size`: the file's bytes; `pieces`: the number of its pieces of data. A chunk is at least a page
-    and at most the whole file; a file without data is one chunk."""
+    """Return n such that chunks of 2^n blocks keep a sparse file small in the index. `size`: the
+    file's bytes; `pieces`: the number of its pieces of data. A chunk is at least a page and at most
+    the whole file; a file without data is one chunk."""
     largest = _chunk_bits(size)
     if not pieces:
         return largest

@@ -158,8 +158,8 @@ class TarStream:
         return f"{self._algorithm}:{self._hash.hexdigest()}" if self._hash else ""
 
     def expect(self, diff_id: str | None) -> str:
-        """Read to the end of the stream; return its diff id. Raises BadLayer unless this is
-        `diff_id`, the expected one (None: any)."""
+        """Read to the end of the stream; return its diff id. Raises BadLayer when this is not the
+        expected `diff_id`; None accepts any."""
         content = self.drain()
         if diff_id is not None and content != diff_id:
             raise BadLayer(

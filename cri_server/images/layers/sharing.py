@@ -2,9 +2,9 @@
 blob into its decoder.
 
 A pull waits for another pull's work only if both use the same registry, and only while the other
-pull is fast. Otherwise a tenant could delay other pulls: with an image that names the same layer,
-on a registry that answers slowly. A pull waits only briefly for a turn to stream, because it can
-fetch the blob to a file instead.
+pull is fast. Otherwise a tenant could delay the pulls of others with an image that names the same
+layers and comes from a slow registry. A pull waits only briefly for a turn to stream, because it
+can fetch the blob to a file instead.
 """
 
 from __future__ import annotations

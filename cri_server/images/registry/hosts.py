@@ -140,8 +140,8 @@ def hosts_for(domain: str, certs_dirs: Sequence[Path]) -> list[RegistryHost]:
 
 
 def default_url(domain: str) -> str:
-    """Return the URL of a registry that has no hosts.toml: https, or http for a loopback address
-    with another port than 443, as containerd does."""
+    """Return the URL of a registry that has no hosts.toml: http for a loopback address whose port
+    is not 443, else https, as in containerd."""
     if domain == DOCKER:
         return "https://registry-1.docker.io"
     host, port = split_port(domain)

@@ -1,15 +1,15 @@
 """Chooses the proxy for a URL from environment variables, by Go's rules.
 
-HTTPS_PROXY (for https URLs) or HTTP_PROXY names the proxy; if it is unset, the variable in lower
-case does. A URL of this machine, or of a host in NO_PROXY, gets no proxy. NO_PROXY is a list of
-elements, separated by commas:
+HTTPS_PROXY (for https URLs) or HTTP_PROXY names the proxy; if it is unset, https_proxy or
+http_proxy does. A URL of this machine, or of a host in NO_PROXY, gets no proxy. NO_PROXY is a list
+of elements, separated by commas:
 
 - `*`: all hosts
 - an address, or a network such as `10.0.0.0/8`
 - `example.com`: the domain and its subdomains
 - `.example.com` or `*.example.com`: only the subdomains
 
-An address or domain may end in a port. Source: golang.org/x/net/http/httpproxy.
+An address or domain may end with `:PORT`. Source: golang.org/x/net/http/httpproxy.
 """
 
 from __future__ import annotations

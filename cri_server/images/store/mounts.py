@@ -209,8 +209,8 @@ def _opened(image: MountedImage) -> Iterator[list[int]]:
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: MountedImage) -> None:
-    """Check that the index was made for these tars, by the tars' names and sizes in the index. The
-    kernel does not check this, and would serve wrong data. Raises DamagedRecord."""
+    """Check that the index was made for these tars: compare the tars' names and sizes with those in
+    the index. The kernel does not check this, and would serve wrong data. Raises DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
         raise DamagedRecord(f"{image.index} is cut short")

@@ -45,8 +45,9 @@ class Store:
         keep_blobs: bool = False,
         mounts: MountStore | None = None,
     ) -> None:
-        """`kind`, `keep_blobs`: `store` and `keep_blobs` in `[images]` of the configuration.
-        `mounts`: stores the images' mounts in the keeper, so that they survive this process."""
+        """`kind`, `keep_blobs`: the values of `store` and `keep_blobs` in `[images]` of the
+        configuration. `mounts`: stores the images' mounts in the keeper, so that they survive this
+        process."""
         self.root = root
         self.blobs = Blobs(root)
         self.layers = Layers(root)
