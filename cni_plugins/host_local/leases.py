@@ -12,7 +12,8 @@ under the folder's lock.
 - `scope`: the name of the runtime that owns the lease.
 
 This plugin and the reference plugin can read each other's leases. The file of an owner is written
-before its leases and removed after them, so that DEL finds every lease after a kill in between.
+before its leases and removed after them, so that DEL finds every lease even if the plugin is killed
+in between.
 
 A lease of an earlier boot is void, because its pod is gone. Files need no sync, because a power cut
 makes all leases of this plugin void. A crash may leave an empty file in `owners/`. GC then removes

@@ -88,9 +88,9 @@ def run_once(
     resume: Callable[[list[str], dict[bytes, bytes], int], object],
 ) -> None:
     """Make a container as `rehearse` does, and run `state`, `start` and `delete` on it, each in a
-    child process. Unlike in `rehearse`, the commands read and write real JSON. The files
-    are in `folder`, which is made and removed. An error in a child process ends that process only.
-    Raises OSError.
+    child process. Unlike in `rehearse`, the commands read and write real JSON. The files are in
+    `folder`, which is made and removed. An error in a child process ends that process only. Raises
+    OSError.
 
     Each child process first calls `watch(phase)`. The phase is 2 for the process that makes the
     container, 1 for the others. `resume`: the function of snapshot.py with which a command begins.

@@ -165,9 +165,9 @@ def store(
 
 
 def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | None:
-    """Run the program in the container whose first process is `pidfd`. Return the new process,
-    whose descriptors the caller closes. Return None when the process did not reach execve, or when
-    the container's cgroup is gone."""
+    """Run the program in the container whose first process is `pidfd`. Return the new process; the
+    caller closes its descriptors. Return None when the process did not reach execve, or when the
+    container's cgroup is gone."""
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.lowered.numbers:

@@ -46,7 +46,7 @@ STREAMS = ("stdin", "stdout", "stderr")
 
 def prepare(path: str) -> bytes:
     """Import the commands' modules and rehearse commands, before the snapshot is taken. Returns a
-    stamp for each source file, by which `pyrunc` later detects a changed file.
+    stamp for each source file. `pyrunc` later detects changed files with these stamps.
 
     A stamp is the mtime in ns and the size, each as signed 64 bits, then the path and a zero byte.
     `path`: where the snapshot will be. Raises ImportError when a module lies in a shared object.

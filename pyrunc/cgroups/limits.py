@@ -1,6 +1,6 @@
 """Writes limits to a group's cgroup files in order, and restores the old values after a failure.
 
-On a hybrid host most controllers are on v1, where this module leaves them alone.
+On a hybrid host most controllers are on cgroup v1, which this module does not change.
 `missing_controllers` decides whether a limit of such a controller is an error or a warning.
 """
 
@@ -105,7 +105,7 @@ def _try_write(directory: str, setting: CgroupSetting) -> KernelError | None:
 
 def _restoring_writes(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
     """Return the writes that restore the file that `changed` overwrites. Empty if the file is
-    missing or cannot be read, such as memory.reclaim."""
+    missing, or cannot be read (for example memory.reclaim)."""
     try:
         content = cgroup.read(directory, changed.file)
     except KernelError as error:

@@ -2,7 +2,7 @@
 
 A script that pip installs imports `site`, which takes 13 to 15 ms per start if site-packages has
 .pth files. It would also run code from PYTHONPATH and from a user's own packages as root. `pyrunc`
-avoids both in one of two forms: a script for `python -IS`, or the executable of front.c. The
+does neither. It has one of two forms: a script for `python -IS`, or the executable of front.c. The
 executable contains the same interpreter. It starts from a snapshot of its memory, in a fifth of the
 script's time. Compiling the executable needs a C compiler and Python's static library (Debian:
 libpython3-dev, which python3-dev brings); without these the script is installed.
@@ -201,9 +201,9 @@ def _failure(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> 
 
 
 def _static_if_there(target: BuildTarget, option: str) -> str:
-    """Return the path of the static archive for the linker options `-lz` and `-lexpat`, if it
-    exists. Otherwise return `option`. Loading zlib or expat as a shared library would cost each
-    start a hundred microseconds."""
+    """For the linker options `-lz` and `-lexpat`, return the path of the static archive if it
+    exists. In all other cases, return `option`. Loading zlib or expat as a shared library would
+    cost each start a hundred microseconds."""
     archive = target.path(target.variables["LIBDIR"], f"lib{option[2:]}.a")
     return archive if option in ("-lz", "-lexpat") and os.path.exists(archive) else option
 

@@ -5,7 +5,7 @@ A service manager accepts messages only from the process that it started, and it
 the container. So when NOTIFY_SOCKET is set at create, the container gets a folder at /run/notify,
 and `start` makes a socket in it. `start` then waits until a process in the container sends READY,
 or init ends. It passes READY on, reports the container's process with MAINPID, and waits with
-BARRIER until the manager has read both.
+BARRIER until the manager has read these messages.
 """
 
 from __future__ import annotations

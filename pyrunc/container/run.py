@@ -29,7 +29,8 @@ CHUNK_BYTES = 65536
 
 def hold_signals() -> None:
     """Block the signals that `attend` forwards, before the process is created. They then cannot end
-    the runtime before it attends the process; `attend` forwards those that came meanwhile."""
+    the runtime before it attends the process; `attend` forwards the blocked signals when it
+    begins."""
     # Our own writes cause SIGPIPE, which is not for the process.
     change_mask(SIG_BLOCK, [number for number in FORWARDED if number != SIGPIPE])
 
@@ -87,8 +88,8 @@ def _reap(pidfd: int) -> int:
 
 
 def _forward_signals(pidfd: int) -> None:
-    """Forward our signals to the process. Signals after its end are ignored, so that they cannot
-    interrupt the removal of the container."""
+    """Forward our signals to the process. After its end our signals are ignored, so that they
+    cannot interrupt the removal of the container."""
 
     def forward(number: int, _: object) -> None:
         debug.say("forwarding signal %d", number)

@@ -110,7 +110,7 @@ class CpuAffinity(Value):
 
 
 class Process(Value):
-    """A process: the configuration's `process`, or that of an exec request."""
+    """A process: the `process` of the configuration or of an exec request."""
 
     args: tuple[str, ...] = ()
     cwd: str = "/"
