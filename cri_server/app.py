@@ -256,8 +256,8 @@ def _open_network(
 
 
 async def _use_keeper(services: Services, replaced: bool) -> None:
-    """Send the image mounts to a new keeper, which stores them. If the keeper replaces a dead one
-    (`replaced`), also start a new zygote and new shims, which descend from the new keeper."""
+    """Have a new keeper store the image mounts. If this keeper replaces a dead one (`replaced`),
+    also start a new zygote and new shims, which then descend from this keeper."""
     await services.images.store_mounts()
     if replaced:
         await services.zygote.renew()

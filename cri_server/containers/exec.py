@@ -29,12 +29,13 @@ from pyrunc.errors import (
 )
 from pyrunc.shim import messages
 
-# Of both streams together. A gRPC client accepts 16 MiB per message, of which 64 KiB are reserved
-# for the other fields. Without a limit a command could fill the node's memory (CVE-2022-1708,
-# CVE-2022-31030).
+# The limit of stdout and stderr together. A gRPC client accepts 16 MiB per message, of which 64 KiB
+# are reserved for the other fields. Without a limit a command could fill the node's memory
+# (CVE-2022-1708, CVE-2022-31030).
 OUTPUT_LIMIT_BYTES = (16 << 20) - (64 << 10)
 READ_BYTES = 1 << 16
-# Of each stream. Further output goes to a file, so that many large outputs do not fill the memory.
+# The limit of each stream in memory. Further output goes to a file, so that many large outputs do
+# not fill the memory.
 MEMORY_BYTES = 1 << 15
 # Most commands, such as probes, end earlier, and then the shim's answer has their output.
 EXIT_WITHIN_MS = 10

@@ -122,8 +122,7 @@ class PluginRunner:
 
     @property
     def folders(self) -> str:
-        """The value of CNI_PATH without the last folder: the folders in which executables are
-        searched."""
+        """The folders in which executables are searched: CNI_PATH without its last folder."""
         return ":".join(self.bin_dirs)
 
     def missing(self, network: NetworkList) -> list[str]:
@@ -228,7 +227,7 @@ class PluginRunner:
         PeerError if a plugin is not ready.
 
         `capabilities`: the result of `node_capabilities`. Plugins may take their address ranges
-        from its ipRanges.
+        from the capability ipRanges.
         """
         if version.at_least(network.cni_version, "1.1.0"):
             await self._for_network("STATUS", network, None, timeout_s, capabilities)

@@ -49,7 +49,7 @@ DEFAULT_LIMITS: Limits = {
 class NodeFacts:
     """The properties of the host that the server reads once, at its start.
 
-    - `cgroup_controllers`: the controllers on v2.
+    - `cgroup_controllers`: the controllers of cgroup v2.
     - `oom_score_adj_floor`: the lowest oom_score_adj that this server may set, None without a
       limit.
     - `selinux`: None on a kernel without SELinux, or when the configuration disables it.

@@ -69,9 +69,9 @@ class LayerSizes:
         self._turns = asyncio.Semaphore(WALKS)
 
     async def of(self, roots: Mapping[str, Path]) -> dict[str, LayerSize]:
-        """Return the sizes of the layers. Measures a layer whose size is old. If this takes longer
-        than WALK_WAIT_S, it continues in the background: the result has the layer's old size, or
-        lacks the layer if it was never measured."""
+        """Return the sizes of the layers. Measures a layer again if its cached size is old. If this
+        takes longer than WALK_WAIT_S, it continues in the background: the result has the layer's
+        old size, or lacks the layer if it was never measured."""
         now = time.monotonic()
         for container_id, root in roots.items():
             cached = self._cache.get(container_id)
@@ -161,7 +161,7 @@ class CpuRates:
                 self._cache.clear()
             self._cache[key] = [(now_ns, used_ns)]
             return None
-        # Of the samples that are old enough only the newest is needed.
+        # Only the newest of the samples that are old enough is needed.
         while len(samples) > 1 and now_ns - samples[1][0] >= RATE_WINDOW_NS:
             del samples[0]
         if now_ns - samples[-1][0] >= SAMPLE_DISTANCE_NS:

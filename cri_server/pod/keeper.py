@@ -37,7 +37,7 @@ class StoredPods:
 
     async def ids(self, tries: int = ATTEMPTS) -> set[str]:
         """Return the ids of all entries; an empty set if no keeper answers in `tries` attempts.
-        Raises OSError when this process may open no more descriptors."""
+        Raises OSError when this process has too many open descriptors."""
         return await asyncio.to_thread(self._ids, tries)
 
     async def drop(self, *ids: str) -> None:

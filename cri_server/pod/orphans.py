@@ -29,7 +29,7 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
     """Wait until the sandbox's shim and the helpers that it has forked have ended. Each of them
-    holds a lock on a file in the sandbox's folder: shim.lock, or the log of a shim up to version
+    holds a lock on a file in the sandbox's folder: shim.lock, or the shim's log up to version
     0.1.0.
 
     The kernel kills the helpers when the shim dies, but not at the same moment. A helper could

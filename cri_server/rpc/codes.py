@@ -94,7 +94,8 @@ def code_of(error: BaseException) -> Code:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the error's text for the client, followed by its notes about failed undos."""
+    """Return the error's text for the client, followed by the error's notes about undos that
+    failed."""
     if isinstance(error, CallFailed):
         return error.message
     text = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"

@@ -13,7 +13,7 @@ from cri_server.rpc.codes import CallFailed, Code
 
 PREFIX_BYTES = 5  # compressed flag, length
 MESSAGE_LIMIT_BYTES = 32 << 20
-# Of grpc-message; clients of gRPC's C core limit all headers to 8 KiB.
+# The limit of grpc-message. Clients of gRPC's C core limit all headers to 8 KiB.
 STATUS_MESSAGE_LIMIT_BYTES = 6 << 10
 UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 ENCODINGS = (b"identity", b"gzip")

@@ -80,8 +80,8 @@ def effective(options: api.NamespaceOption, sandbox: api.NamespaceOption) -> api
 
 
 def check_user_namespace(options: api.UserNamespace) -> None:
-    """Check a user namespace. Valid are NODE without mappings, and POD with one uid range and one
-    gid range that begin at id 0. Raises InvalidArgument."""
+    """Check a user namespace. The mode must be NODE without mappings, or POD with one uid range and
+    one gid range that begin at id 0. Raises InvalidArgument."""
     where = "namespace_options.userns_options"
     if options.mode == api.NODE:
         if options.uids or options.gids:

@@ -22,7 +22,7 @@ from pyrunc.errors import InvalidArgument, Unsupported, WrongState
 from pyrunc.launch import rdt
 
 KIND = "rdt"
-# goresctrl's name of the group that all processes are in at first.
+# goresctrl's name of the root group, to which every process belongs until it is moved.
 ROOT_CLASS, ROOT_GROUP = "system/default", "/"
 # Folders of resctrl that are not groups.
 _RESERVED = ("info", "mon_data", "mon_groups")

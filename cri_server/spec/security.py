@@ -94,9 +94,9 @@ def seccomp_object(
 ) -> dict[str, Any] | None:
     """Return the OCI object `linux.seccomp` of a profile; None if unconfined.
 
-    `capabilities`: the container's `CAP_…` names, for which the default profile permits further
-    system calls; `default_path`: a file that replaces the default profile, empty for none. Reads
-    this file, or the file of a localhost profile.
+    `capabilities`: the container's `CAP_…` names; the default profile permits further system calls
+    for some of them. `default_path`: a file that replaces the default profile, empty for none.
+    Reads this file, or the file of a localhost profile.
 
     Raises InvalidArgument for a file that cannot be read or is not an OCI seccomp object, and
     Unsupported on a processor for which there is no default profile.

@@ -109,8 +109,9 @@ async def _save(
 
 
 async def remove_sandbox(paths: Paths, trash: Trash, sandbox: Sandbox) -> None:
-    """Move the record and the sandbox's folder on the disk to the trash, and delete its state
-    folder. A save that runs at the same time does not bring the record back. Raises KernelError."""
+    """Move the record and the sandbox's folder in the root directory to the trash, and delete the
+    sandbox's state folder. A save that runs at the same time does not bring the record back. Raises
+    KernelError."""
     root, state = paths.sandbox_root(sandbox.id), paths.sandbox_state(sandbox.id)
     await _remove(sandbox, paths.sandbox_record(sandbox.id), trash, root, state)
 
@@ -156,8 +157,9 @@ async def remove_record(path: Path) -> None:
 
 
 async def delete_sandbox_folders(paths: Paths, trash: Trash, identifier: str) -> None:
-    """Move the sandbox's folder on the disk to the trash, then delete its state folder. This order
-    lets a restarted server find an unfinished sandbox by its state folder. Raises KernelError."""
+    """Move the sandbox's folder in the root directory to the trash, then delete its state folder.
+    This order lets a restarted server find an unfinished sandbox by its state folder. Raises
+    KernelError."""
     root, state = paths.sandbox_root(identifier), paths.sandbox_state(identifier)
     await asyncio.to_thread(_delete, trash, root, state)
     trash.empty_soon()

@@ -106,8 +106,8 @@ class Paths:
         return self.container_root(container_id) / "restore"
 
     def prepare(self) -> None:
-        """Create the directories below root and state. Only root can list them, whatever the umask
-        is. Raises OSError."""
+        """Create the directories below the root and state directories. Only the user root can list
+        them, whatever the umask is. Raises OSError."""
         for path in (
             self.root,
             self.state,

@@ -19,7 +19,7 @@ def unit_files(root: Path, unit: str) -> list[Path]:
     """Return the paths of the unit's files below the root directory `root`, in the order in which
     systemd reads them. The unit file is first, if it exists; the drop-ins follow by name."""
     files = [root / folder / unit for folder in FOLDERS]
-    # Of several files with one name, that in the folder of the highest precedence counts.
+    # If several files have the same name, the one in the folder with the highest precedence counts.
     drop_ins: dict[str, Path] = {}
     for folder in reversed(FOLDERS):
         drop_ins |= {path.name: path for path in (root / folder / f"{unit}.d").glob("*.conf")}

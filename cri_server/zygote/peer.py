@@ -46,8 +46,7 @@ class Peer:
         self._next_id = 0
         self._waiting: dict[int, asyncio.Future[Answer]] = {}
         self._unsent: list[tuple[bytes, list[int]]] = []
-        # The descriptor's number: given the socket, asyncio would format it for an error that it
-        # then ignores.
+        # Not the socket: asyncio would format it for the text of an error that is then ignored.
         self._loop.add_reader(sock.fileno(), self._readable)
 
     @property

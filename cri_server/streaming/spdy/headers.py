@@ -18,7 +18,7 @@ PAIRS_LIMIT = 64
 
 Headers = dict[str, list[str]]
 
-# The dictionary is a list of words, each behind its length in 32 bits, and a tail without lengths.
+# The dictionary is a list of words, each after its length in 32 bits, and a tail without lengths.
 _WORDS = (
     "options head post put delete trace accept accept-charset accept-encoding accept-language"
     " accept-ranges age allow"
