@@ -1,1 +1,1 @@
-"""Pod networks by CNI: configuration, plugin chains, records of attachments."""
+"""Pod networks with CNI: configuration, plugin chains, records of attachments."""

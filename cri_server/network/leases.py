@@ -28,7 +28,7 @@ class LeaseUsage:
 
 
 def usage(network: NetworkList) -> list[LeaseUsage]:
-    """Count the leases of a network, by IP version. Empty if another plugin than host-local manages
+    """Count the leases of a network, by IP version. Empty if a plugin other than host-local manages
     the addresses. Reads the disk. Raises OSError."""
     usages = []
     for plugin in network.plugins:

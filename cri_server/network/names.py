@@ -3,7 +3,7 @@ get the mount's path as CNI_NETNS.
 
 A plugin gets the same path for ADD, CHECK and DEL, even if the pod's shim is replaced. So the name
 is the sandbox's id, and the folder is /var/run/netns by default, spelled like in containerd and
-CRI-O. Add-ons mount this folder into their own pods and open the namespace there:
+CRI-O. Add-ons mount this folder into their own pods. There they find the namespace:
 
 - Cilium by the last component of the path;
 - Istio and Antrea by the whole path below /host;

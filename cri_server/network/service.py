@@ -1,5 +1,5 @@
-"""The pod network: attaches pods by ADD of a chain of CNI plugins, and detaches them by DEL. Stores
-a record of each attachment for its DEL.
+"""The pod network: attaches pods with the command ADD of a chain of CNI plugins, and detaches them
+with DEL. Stores a record of each attachment for its DEL.
 
     network = NetworkService(conf_dir, bin_dir, state_dir, jobs, netns_dir=netns_dir)
     (await network.status()).ready
@@ -499,7 +499,7 @@ def _namespace_of(attachment: Attachment, alternative: str | None) -> str:
 
 
 def _namespace_id(path: str) -> str:
-    """Return device and inode of the file at `path`; empty if there is none."""
+    """Return the device and inode numbers of the file at `path`; empty if there is no file."""
     try:
         stat = os.stat(path)
     except OSError:

@@ -128,8 +128,8 @@ def layer_roots(services: Services, containers: Iterable[Container]) -> dict[str
 
 
 def _written(root: Path) -> tuple[int, int]:
-    """Return bytes and inodes of the writable layer and the anonymous volumes in a container's
-    folder `root` (`Paths.container_root`)."""
+    """Return how many bytes and inodes the writable layer and the anonymous volumes use. `root`:
+    the container's folder with both (`Paths.container_root`)."""
     usages = [usage(root / "upper")]
     if (root / FOLDER).exists():
         usages.append(usage(root / FOLDER))

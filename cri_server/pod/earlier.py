@@ -9,8 +9,8 @@ shim.
 
 From Linux 6.15 on, the exit code of a container whose shim is dead can be read by pidfd
 (PIDFD_INFO_EXIT). On older kernels the server does not kill the previous version's shim, but stops
-it by SIGSTOP: a stopped parent reaps nothing, so the exit codes of its children stay in /proc. The
-server kills the stopped shim when all its children have ended. Until then the shim also has the
+it with SIGSTOP: a stopped parent reaps nothing, so the exit codes of its children stay in /proc.
+The server kills the stopped shim when all its children have ended. Until then the shim also has the
 writing ends of their stdin pipes, so that no container reads the end of its input.
 """
 
@@ -145,7 +145,7 @@ class EarlierShims:
 
     async def _end(self, shim: ProcessIdentity, running: Sequence[ProcessIdentity]) -> None:
         """Kill the shim. If the kernel does not report exits of reaped processes, only stop the
-        shim by SIGSTOP; `end_stopped` kills it when its children have ended. Raises Unavailable
+        shim with SIGSTOP; `end_stopped` kills it when its children have ended. Raises Unavailable
         when the shim has already reaped one of the `running` processes. The shim then continues,
         and writes the exit.json of that process."""
         self._paths.earlier_shims.mkdir(mode=0o700, exist_ok=True)

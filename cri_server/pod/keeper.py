@@ -41,8 +41,8 @@ class StoredPods:
         return await asyncio.to_thread(self._ids, tries)
 
     async def drop(self, *ids: str) -> None:
-        """Drop the entries of these sandboxes and containers, as far as they exist. Does nothing
-        without a keeper."""
+        """Drop the entries of these sandboxes and containers. Ignores missing entries, and does
+        nothing without a keeper."""
         if ids:
             await asyncio.to_thread(self._drop, ids)
 

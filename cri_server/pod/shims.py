@@ -1,7 +1,7 @@
 """Connects each living sandbox to its shim, and updates the index when a shim reports an exit.
 
-When a shim dies, another shim takes over its pods' processes, as far as the keeper has stored their
-descriptors. The server kills all other processes of these pods, because it could not observe their
+When a shim dies, another shim takes over those processes of its pods whose descriptors the keeper
+has stored. The server kills all other processes of these pods, because it could not observe their
 exits and must not report them as running.
 
 When a shim lives but does not answer (stopped, starved, waiting for a disk), the server waits for

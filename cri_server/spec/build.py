@@ -250,9 +250,9 @@ def _device_rules(devices: list[HostDevice], privileged: bool) -> list[dict[str,
 
 
 def _annotations(inputs: Inputs) -> dict[str, str]:
-    """Return the spec's annotations: the annotations of the pod and of the container that the
-    configuration permits, and containerd's keys `io.kubernetes.cri.…`, which other tools read from
-    a bundle."""
+    """Return the spec's annotations: those of the pod and of the container, as far as the
+    configuration permits them, and containerd's keys `io.kubernetes.cri.…`. Other tools read these
+    keys from a bundle."""
     return {
         # Selected ones only: runc passes org.systemd.property.* on to systemd, which acts as root
         # of the node (CVE-2024-3154).

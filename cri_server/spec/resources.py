@@ -1,4 +1,4 @@
-"""Converts CRI resources to OCI resources. In both a value of zero means "not set". pyrunc converts
+"""Converts CRI resources to OCI resources. A value of zero means "not set" in both. pyrunc converts
 the OCI resources to values of cgroup v2."""
 
 from __future__ import annotations

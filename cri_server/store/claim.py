@@ -72,8 +72,8 @@ class ServerFile(RecordFile):
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
     """Create and lock the two directories for the `with` block; yield their paths. The state
-    directory is `state`; but if `state` is the default, and pods of `root` from this boot are in
-    EARLIER_STATE, it is EARLIER_STATE.
+    directory is `state`, with one exception: if `state` is the default, but pods of `root` from
+    this boot are in EARLIER_STATE, the state directory is EARLIER_STATE.
 
     Raises WrongState if another server uses one of the directories, if pods of this boot have their
     files in one of them and in a third directory, or if a newer version has written the pods.

@@ -250,8 +250,8 @@ class _Copier:
         await self._data.end()
 
     async def linger(self, last: asyncio.Task[None]) -> None:
-        """Wait until `last`, the task of the remaining direction, ends, copies nothing for
-        `LINGER_S`, or has run for `LINGER_LIMIT_S`."""
+        """Wait until the task `last`, which copies the remaining direction, has ended, has copied
+        nothing for `LINGER_S`, or has run for `LINGER_LIMIT_S`."""
         end_s = asyncio.get_running_loop().time() + LINGER_LIMIT_S
         chunks = -1
         while (

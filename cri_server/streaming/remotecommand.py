@@ -222,8 +222,8 @@ class OutputCopy:
 
 
 async def _drain(tasks: dict[asyncio.Task[None], OutputCopy]) -> None:
-    """Wait after the process's exit for the rest of each output: until the output ends or pauses
-    for `QUIET_S`. After `DRAIN_S` also stop waiting for an output that has sent more than
+    """After the process's exit, wait for the rest of each output, until it ends or pauses for
+    `QUIET_S`. After `DRAIN_S`, also stop waiting for an output that has sent more than
     `DRAIN_BYTES` since the exit."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + DRAIN_S

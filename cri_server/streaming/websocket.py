@@ -2,8 +2,8 @@
 (`Channels`). `Messages` also carries a SPDY connection that is tunnelled through WebSocket.
 
 A message has a channel's number and data for this channel: an octet and bytes, or an ASCII digit
-and base64 text. Only in v5 can a client half-close a channel, by the message `[255, channel]`. The
-`websockets` package implements framing, masking, ping and close, without I/O.
+and base64 text. Only in v5 can a client half-close a channel, with the message `[255, channel]`.
+The `websockets` package implements framing, masking, ping and close, without I/O.
 """
 
 from __future__ import annotations

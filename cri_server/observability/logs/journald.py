@@ -1,4 +1,4 @@
-"""Sends log messages to journald by its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL,
+"""Sends log messages to journald in its native protocol (systemd.io/JOURNAL_NATIVE_PROTOCOL,
 sd_journal_send(3)).
 
 A message is a datagram of `KEY=value` lines. A value with line breaks is preceded by its length. A

@@ -1,5 +1,5 @@
-"""Exports spans to an OpenTelemetry collector by OTLP over HTTP, with `[tracing] endpoint`. Without
-this key the OpenTelemetry library is not imported.
+"""Exports spans to the OpenTelemetry collector at `[tracing] endpoint`, with OTLP over HTTP.
+Without this key the OpenTelemetry library is not imported.
 
 A call is put into a bounded queue; one thread converts it to spans, and the library's own thread
 sends them. When the collector hangs or is unreachable, only spans are lost. Callers, such as
