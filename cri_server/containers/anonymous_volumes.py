@@ -115,8 +115,8 @@ def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None
 
 
 def move_from_layer(volumes: Sequence[MountRequest], layer: Path) -> None:
-    """For each volume, move the files at its path in `layer`, a checkpoint's restored layer, into
-    the volume. They replace the files that were copied from the image. Blocks. Raises OSError,
+    """Move the files at each volume's path in `layer` (a checkpoint's restored layer) into the
+    volume. They replace the files that were copied from the image. Blocks. Raises OSError,
     KernelError."""
     with merged([layer]) as root:
         for volume in volumes:

@@ -166,9 +166,9 @@ def _publish(context: CheckpointContext, target: str, location: str) -> None:
 
 
 def make_work(work: Path, target: str) -> None:
-    """Create a checkpoint's work folder, and write the archive's path `target` into a file in it.
-    A work folder that a killed server has left is removed first. Raises ResourceExhausted,
-    KernelError."""
+    """Create a checkpoint's work folder. A file in it has the archive's path `target`, so that
+    recovery removes the archive if the server is killed. A work folder that a killed server has
+    left is removed first. Raises ResourceExhausted, KernelError."""
     with disk_errors("mkdir", str(work)):
         remove_path(work)
         work.mkdir(mode=0o700)

@@ -91,8 +91,8 @@ async def drop(services: Services, container: Container) -> None:
 
 
 def own_folders(services: Services) -> tuple[str, str]:
-    """Return the server's root and state directories. Sources of binds below them are the server's
-    own files, not host paths of the request."""
+    """Return the server's root and state directories. A bind's source below one of them is a file
+    of the server, not a host path of the request."""
     return str(services.paths.root), str(services.paths.state)
 
 

@@ -68,7 +68,7 @@ class Reader:
 
 
 def unpadded(body: bytes) -> bytes:
-    """Strip the padding and its length. Raises Broken."""
+    """Return a frame's body without its padding and the padding's length. Raises Broken."""
     if not body or body[0] >= len(body):
         raise Broken(ErrorCode.PROTOCOL_ERROR, "padding exceeds its frame")
     return body[1 : len(body) - body[0]]

@@ -1,7 +1,7 @@
 """CPU, memory, disk and network usage of containers and pods, read on request.
 
-On a host with controllers on cgroup v1, a cgroup on v2 has no memory files; memory is then the sum
-over the cgroup's processes.
+If the host has its memory controller on cgroup v1, cgroups of v2 have no memory files. The memory
+of a cgroup is then the sum over its processes.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class EarlierShims:
         """Finish or undo the stop of the shim that `file` names.
 
         If `file` contains STOPPED, the shim stays stopped, and its sockets, logs and shim.json
-        files are removed. Else the shim continues after SIGCONT, and `file` is removed.
+        files are removed. Otherwise it is continued with SIGCONT, and `file` is removed.
         """
         shim = _process_of(file)
         if file.read_text() == STOPPED:

@@ -199,8 +199,8 @@ class ShimProcesses:
 
     async def _use_again(self, folder: Path) -> None:
         """Connect to the shim in `folder`, which an earlier server has started. The shim gets new
-        pods if it is of this version, else is registered as outdated. A dead shim's folder is
-        deleted."""
+        pods if it is of this version; otherwise it is registered as outdated. A dead shim's folder
+        is deleted."""
         try:
             client = await ShimClient.connect(folder)
         except NotFound:

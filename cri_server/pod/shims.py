@@ -88,8 +88,8 @@ class Shims:
         return client
 
     def find(self, sandbox: Sandbox) -> ShimClient | None:
-        """Return the connection to the sandbox's shim. None if there is no shim, if it does not
-        answer, or if it has not yet taken over the whole pod."""
+        """Return the connection to the sandbox's shim. Return None if there is no shim, if it does
+        not answer, or if it has not yet taken over the whole pod."""
         return None if sandbox.id in self._taking_over else self._connection(sandbox)
 
     def _connection(self, sandbox: Sandbox) -> ShimClient | None:
@@ -512,7 +512,7 @@ class Shims:
                 self.on_exit(sandbox, container)
 
     def _end_without_folder(self, container: Container) -> None:
-        """If the container's state folder was deleted, set its exit as unknown, because exit.json
+        """If the container's state folder was deleted, set its exit to unknown, because exit.json
         was in that folder."""
         if container.exit is None and not self._paths.container_state(container.id).is_dir():
             container.set_exit(Exit.unknown(container.created_at_ns))

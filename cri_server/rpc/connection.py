@@ -169,8 +169,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         return self._paused or self._http.queued_bytes + self._unsent_bytes > BACKLOG_BYTES
 
     async def _wait_for_room(self, call: Call) -> None:
-        """Wait until the client has read enough of the unsent data that another reply may
-        follow."""
+        """Wait until the client has read enough for another reply to follow."""
         # The connection is not closed instead: kubelet makes all its runtime calls on one
         # connection, and two dozen large outputs of ExecSync would cut off all these calls.
         while self._is_backlogged():
@@ -523,8 +522,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # -- the server's side
 
     def drain(self) -> None:
-        """Refuse new calls, and let running calls finish. Cancels streaming calls, because they may
-        be endless, and calls that have not begun to run."""
+        """Refuse new calls, and let running calls finish. Cancels calls that have not begun to run,
+        and streaming calls, because these may be endless."""
         self._http.go_away()
         for call in list(self._calls.values()):
             if call.streaming or call.task is None:

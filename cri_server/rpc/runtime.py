@@ -1,4 +1,4 @@
-"""The handlers of CRI's RuntimeService. A call without a handler answers UNIMPLEMENTED
+"""The handlers of CRI's RuntimeService. A call without a handler is answered with UNIMPLEMENTED
 (`methods.table`)."""
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class Shared:
         return True
 
     def on_task_done(self) -> None:
-        """Count one task less, when a task that `admit_task` admitted has ended."""
+        """Count one task less. Called when a task that `admit_task` has counted has ended."""
         self.calls -= 1
 
     def reserve(self, size: int) -> bool:
@@ -55,7 +55,7 @@ class Shared:
         return True
 
     def release(self, size: int) -> None:
-        """Free `size` reserved bytes, when a large request was answered or dropped."""
+        """Free `size` reserved bytes. Called when a large request was answered or dropped."""
         self._large_bytes -= size
 
     def warn(self, kind: str, text: str) -> None:

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 async def restore(services: Services, request: api.RestorePodRequest) -> api.RestorePodResponse:
-    """Restore a pod and return the ids of its sandbox and containers. After a failure remove the
-    sandbox and the containers.
+    """Restore a pod and return the ids of its sandbox and containers. A failed call leaves neither
+    a sandbox nor containers.
 
     Raises InvalidArgument for an invalid request or checkpoint, NotFound if the folder has no
     checkpoint, AlreadyExists if a sandbox has this name, WrongState without CRIU, and the errors of

@@ -19,9 +19,9 @@ def to_oci(
 ) -> dict[str, list[str]]:
     """Return the OCI object `process.capabilities`.
 
-    `default`: the capabilities of a container that requests none. `available`: the server's
-    effective capabilities as a bit mask, all of which a privileged container gets. Raises
-    InvalidArgument for an unknown name.
+    `default`: the capabilities of a container that requests none. `available`: a bit mask of the
+    server's effective capabilities; a privileged container gets all of them. Raises InvalidArgument
+    for an unknown name.
     """
     if context.privileged:
         granted = {name for name, number in CAPABILITIES.items() if available >> number & 1}

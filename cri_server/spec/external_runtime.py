@@ -23,8 +23,8 @@ OCI_VERSION = "1.0.2"  # all runtimes accept it; crun 1.8 refuses 1.1 and later
 def bundle(
     spec: dict[str, Any], requested: Iterable[MountRequest], folder: str
 ) -> tuple[dict[str, Any], list[PreparedMount]]:
-    """Return the result of `with_paths` for an external runtime: the changed spec, here also with
-    an `ociVersion` that all runtimes accept, and the mounts that the shim must attach.
+    """Change the spec for an external runtime as `with_paths` does, and set an `ociVersion` that
+    all runtimes accept. Return the changed spec and the mounts that the shim must attach.
 
     `requested`: the mounts of the CRI request. Raises OSError.
     """

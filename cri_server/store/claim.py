@@ -98,7 +98,7 @@ def claimed(root: Path, state: Path) -> Iterator[Paths]:
 
 def _choose_state(root: Path, configured: Path) -> Path:
     """Return the state directory to use: the configured one, or the default of an earlier version
-    while pods are in it. Raises WrongState if pods of this root are in any other directory."""
+    while pods are in it. Raises WrongState if pods of `root` are in any other directory."""
     record = _load(root)
     remembered = Path(record.state) if record and record.state else _earlier_state(root)
     if remembered is None or _same(remembered, configured) or not entries(remembered / "sandboxes"):
@@ -118,8 +118,8 @@ def _choose_state(root: Path, configured: Path) -> Path:
 
 
 def _earlier_state(root: Path) -> Path | None:
-    """Return EARLIER_STATE if sandboxes of this root are in it; else None. Early versions used this
-    directory, and wrote no server.json."""
+    """Return EARLIER_STATE if sandboxes of the root directory `root` are in it; else None. Early
+    versions used this directory, and wrote no server.json."""
     sandboxes = set(entries(EARLIER_STATE / "sandboxes"))
     return EARLIER_STATE if sandboxes.intersection(disk.records_in(root / "sandboxes")) else None
 

@@ -45,8 +45,8 @@ async def save_sandbox(paths: Paths, sandbox: Sandbox) -> None:
 
 
 async def save_stopped(paths: Paths, sandbox: Sandbox) -> None:
-    """Store on the state directory's tmpfs that the sandbox was stopped and its network released.
-    Raises the errors of `save_sandbox`.
+    """Record in the state directory, a tmpfs, that the sandbox was stopped and its network
+    released. Raises the errors of `save_sandbox`.
 
     Makes an empty file, without waiting for a disk. A power cut removes this file, but also stops
     all pods. If the file cannot be made (the sandbox is of an earlier boot, or the tmpfs is full),

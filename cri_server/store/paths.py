@@ -18,7 +18,7 @@ DEFAULT_STATE = "/run/pyrunc-cri"  # not the OCI runtime's root, where each fold
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """All paths below the two directories."""
+    """All paths below the state directory and the root directory."""
 
     root: Path
     state: Path

@@ -34,8 +34,8 @@ class Tickets:
         self._tickets: dict[bytes, tuple[float, object]] = {}
 
     def issue(self, kind: str, request: object) -> str:
-        """Return a URL-safe ticket for `request`, the options of a session of this kind. Raises
-        `ResourceExhausted` at the limit of unused tickets."""
+        """Return a URL-safe ticket for `request`, the options of a session of the kind `kind`.
+        Raises `ResourceExhausted` at the limit of unused tickets."""
         self._drop_expired()
         if len(self._tickets) >= self._limit:
             raise ResourceExhausted(f"{self._limit} streaming URLs were requested and not yet used")
