@@ -3,8 +3,8 @@ its bind mounts, and has the shim compile the launch at CreateContainer. The shi
 out at StartContainer.
 
 So CreateContainer reports the errors of the configuration, and little work is left for the start. A
-launch is derived from files on disk: if the container's cgroup is gone, or the shim that compiled
-the launch, the start compiles it again.
+launch is derived from files on disk. The start compiles it again if the container's cgroup, or the
+shim that compiled it before, is gone.
 
 CreateContainer opens the request's host paths when it looks them up. `prepare` opens those that CDI
 and NRI plugins add. When the start compiles a launch again, `prepare` opens all paths again, as

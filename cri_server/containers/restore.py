@@ -47,9 +47,10 @@ async def load_checkpoint(
     """Load a checkpoint into the folder of the container `identifier`. `reference` is the absolute
     path of an archive, or names an image. Returns None for an image without a checkpoint.
 
-    kubelet passes an image id as `reference`, and the pod's reference as `user_specified_image`. An
-    image is a checkpoint if the manifest that these references name has a checkpoint's annotations.
-    If the references name no manifest, every manifest of the image must have such annotations.
+    kubelet passes an image id as `reference`, and the image reference of the pod's specification as
+    `user_specified_image`. An image is a checkpoint if the manifest that these references name has
+    a checkpoint's annotations. If the references name no manifest, every manifest of the image must
+    have such annotations.
 
     Raises NotFound, InvalidArgument, WrongState (no CRIU, restoring images is disabled),
     DeadlineExceeded (opening the archive), ResourceExhausted, KernelError. After an error the

@@ -6,7 +6,8 @@ before the first plugin runs, and with the result after the last plugin. Both wr
 foreign plugin's address lease may survive a power cut, and only the plugin's DEL removes the lease.
 
 If all plugins of the network are pyrunc's own, the file is written only after the last plugin. If
-the server is killed before, GC of the next server removes what pyrunc's plugins have left.
+the server is killed before this write, GC of the next server removes what pyrunc's plugins have
+left.
 """
 
 from __future__ import annotations

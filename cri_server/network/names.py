@@ -2,7 +2,7 @@
 get the mount's path as CNI_NETNS.
 
 A plugin gets the same path for ADD, CHECK and DEL, even if the pod's shim is replaced. So the name
-is the sandbox's id, and the folder is /var/run/netns by default, spelled like in containerd and
+is the sandbox's id, and the folder is /var/run/netns by default, spelled as in containerd and
 CRI-O. Add-ons mount this folder into their own pods. There they find the namespace:
 
 - Cilium by the last component of the path;

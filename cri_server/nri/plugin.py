@@ -43,7 +43,7 @@ STATE_CHANGES = {
 
 
 FAILURES = (TimeoutError, Closed, PluginCallFailed, framing.TooLarge)
-"""The exceptions of a call to a plugin."""
+"""The exceptions that a call to a plugin can raise."""
 
 
 class Plugin:

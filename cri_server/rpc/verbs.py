@@ -3,8 +3,8 @@
 A log line has the verb, the pod as NAMESPACE/NAME, the container's name, ids, the duration and the
 gRPC code. After a failure it also has the error and the failed step. Levels:
 
-- `warning`: a verb failed by a fault of the node or a peer (`codes.report` logs such failures of
-  calls that are not verbs);
+- `warning`: a verb failed because of a fault of the node or a peer (`codes.report` logs such
+  failures of calls that are not verbs);
 - `debug`: a verb had nothing to do (kubelet stops pods repeatedly), or is ExecSync (probes call it
   all the time);
 - `info`: any other verb.

@@ -5,8 +5,8 @@ administrator's file defines classes. The first container of a class makes its g
 stays, as runtime-spec requires. A group that exists already needs no definition.
 
 The annotations are those of containerd and CRI-O (goresctrl's doc/rdt.md). The file's format is our
-own: goresctrl's format divides the machine into partitions, and goresctrl itself writes the groups
-from these.
+own, because a file of goresctrl divides the machine into partitions, and goresctrl itself makes the
+groups from them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Resolves the user and groups of a container's process in the image's /etc/passwd and /etc/group,
 never in the host's.
 
-Both files are hostile input. They are parsed as in runc (moby/sys/user): blanks around a line and
-comments are ignored, and a missing gid is 0. Other invalid lines are skipped; runc would read an
-invalid number as 0, which is root. Ids out of range are refused (CVE-2024-40635).
+Both files are hostile input. They are parsed as in runc (moby/sys/user): comments, and blanks
+around a line, are ignored, and a missing gid is 0. Other invalid lines are skipped; runc would read
+an invalid number as 0, which is root. Ids out of range are refused (CVE-2024-40635).
 
 A number is always an id, never a name. Otherwise an account called `1000` with uid 0 would give
 root to a container for which the pod and kubelet's runAsNonRoot expect an ordinary user

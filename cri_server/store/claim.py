@@ -13,7 +13,7 @@ such a pair: it would find only half of each pod, and remove the pods as unfinis
 Both server.json files also have the format of the pods (`FORMAT`) and the version of the server
 that wrote the file. A server refuses pods of a newer format. Servers of formats 1 and 2 do not read
 the key `format`, but they refuse pods if the key `root` in the state directory's file is not their
-root directory. So that they refuse, this version writes the text `_REFUSED_BY_EARLIER` into `root`,
+root directory. To make them refuse, this version writes the text `_REFUSED_BY_EARLIER` into `root`,
 and the path into `root_folder`.
 """
 

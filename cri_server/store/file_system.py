@@ -8,7 +8,7 @@ d_type overlayfs can be mounted, but shows deleted files (overlayfs.rst, "upper 
 d_type").
 
 nodev, nosuid and noexec do no harm, because each overlay is a separate mount with its own flags.
-With noexec only the CNI plugins in the root directory cannot be executed.
+The one effect of noexec is that the CNI plugins in the root directory cannot be executed.
 """
 
 from __future__ import annotations

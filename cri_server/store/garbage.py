@@ -5,8 +5,8 @@ The server's start and each removal delete their own leftovers. So garbage comes
 failing disk, a power cut or an older version.
 
 The files of a running operation are safe. The collector lists the names that no record refers to,
-and waits for a moment without operations. It then removes those listed names that still have no
-record. Later operations use new names.
+and waits until no operation runs. It then removes those listed names that still have no record.
+Later operations use new names.
 """
 
 from __future__ import annotations

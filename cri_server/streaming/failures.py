@@ -10,7 +10,7 @@ from pyrunc.errors import Error
 log = logging.getLogger(__name__)
 
 CLIENT_KINDS = {"invalid_argument", "invalid_spec", "not_found", "already_exists", "wrong_state"}
-"""Kinds of `pyrunc.errors` whose errors the client causes."""
+"""Kinds of `pyrunc.errors` for errors that the client causes."""
 
 
 def log_failure(what: str, error: Error) -> None:
