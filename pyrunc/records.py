@@ -137,8 +137,8 @@ class _WrongField(Exception):
         self.path, self.problem = path, problem
 
     def below(self, name: str) -> _WrongField:
-        """Return the same error with a path that begins in the enclosing object. `name`: where the
-        object is in the enclosing one: a field's name, `[index]` or `[key]`."""
+        """Return the same error for the enclosing object: `name` is put before the path. `name`:
+        the field's name, `[index]` or `[key]` in the enclosing object."""
         dot = "" if self.path.startswith("[") else "."
         return _WrongField(f"{name}{dot}{self.path}", self.problem)
 
@@ -174,7 +174,7 @@ def _shape_of(kind: type[Record]) -> _RecordFields:
 
 
 def _words(text: str) -> list[str]:
-    """Return the names in an annotation."""
+    """Return the names in an annotation: `list[Id] | None` has `list`, `Id` and `None`."""
     for sign in "[],|":
         text = text.replace(sign, " ")
     return text.split()

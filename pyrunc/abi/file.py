@@ -1,5 +1,5 @@
-"""The constants of open(2), openat2(2), statx(2), fcntl(2), memfd_create(2) and the *at calls that
-are equal on all architectures.
+"""The constants of open(2), openat2(2), statx(2), fcntl(2), memfd_create(2) and the *at calls, as
+far as the constants are equal on all architectures.
 
 `O_DIRECTORY` and `O_NOFOLLOW` differ between x86-64 and arm64: `abi.arch` has them.
 """

@@ -58,8 +58,8 @@ def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
 
 
 def buffer(content: int | bytes) -> bytearray:
-    """Return memory into which a system call can write: `content` zero bytes if it is a number,
-    else a copy of the bytes. `address` returns the memory's address."""
+    """Return memory that a system call can write to. `content`: its initial bytes, or how many
+    zero bytes it has. `address` returns the memory's address."""
     return bytearray(content)
 
 

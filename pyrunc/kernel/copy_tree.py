@@ -162,9 +162,9 @@ def copy_data(reading: int, writing: int, size: int, tick: Callable[[int], None]
 def _copy_part(
     reading: int, writing: int, at: int, length: int, tick: Callable[[int], None]
 ) -> int:
-    """Copy at most `length` bytes from the offset `at` of `reading` to the same offset of
-    `writing`, at which the file position of `writing` must be. Returns the number of bytes copied,
-    0 at the end of `reading`."""
+    """Copy at most `length` bytes from `reading` to `writing`, at the offset `at` of both files.
+    The file position of `writing` must be `at` already. Returns the number of bytes copied, 0 at
+    the end of `reading`."""
     if not any(os.pread(reading, _PROBE_BYTES, at)):
         content = os.pread(reading, length, at)
         if content == _ZEROS[: len(content)]:

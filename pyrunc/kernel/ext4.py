@@ -24,7 +24,8 @@ from pyrunc.abi.ioctl import EXT4_TOPDIR_FL, FS_IOC_GETFLAGS, FS_IOC_SETFLAGS
 from pyrunc.kernel.fd import closing_fd
 
 _FLAGS = Struct("=I")
-"""ioctl_iflags(2): the request's number says `long`, the kernel reads and writes an int."""
+"""The attributes of a file are an int, although the ioctl's definition says `long`
+(ioctl_iflags(2))."""
 
 
 def spread_subfolders(folder: str | os.PathLike[str]) -> bool:

@@ -128,7 +128,7 @@ class Routing:
     def add_address(self, index: int, address: RawLinkAddress, what: str) -> None:
         """Add an address to the link with number `index`. Raises KernelError.
 
-        - `address`: may come from another link, also in another namespace
+        - `address`: an item of `addresses`, also of another link or network namespace
         - `what`: the change, for an error's text
         """
         header = _ADDRESS.pack(

@@ -36,7 +36,7 @@ class MountPoint:
 
 
 def mount_points() -> Iterator[MountPoint]:
-    """Yield every mount in the order of /proc/self/mountinfo, the last mounted last."""
+    """Yield every mount in the order of /proc/self/mountinfo: the newest mount comes last."""
     for line in read_file("/proc/self/mountinfo").split(b"\n"):
         if line:
             yield MountPoint(line)

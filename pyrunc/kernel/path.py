@@ -63,8 +63,8 @@ def open_in_root(root_fd: int, path: Path, flags: int = O_PATH) -> int:
 def open_beneath(
     root_fd: int, path: Path, flags: int = O_PATH, mode: int = 0, *, links: bool = False
 ) -> int:
-    """Open `path` beneath `root_fd`. Raises KernelError: EXDEV if the path leads out, ELOOP for a
-    symbolic link in it unless `links`."""
+    """Open `path` beneath `root_fd`. Raises KernelError: EXDEV if the path leads out, ELOOP if
+    it contains a symbolic link and `links` is False."""
     resolve = RESOLVE_BENEATH | RESOLVE_NO_MAGICLINKS | (0 if links else RESOLVE_NO_SYMLINKS)
     return openat2(root_fd, path, flags, mode, resolve)
 

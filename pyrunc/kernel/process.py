@@ -105,8 +105,8 @@ def wait_status(pid: int, start_time: int, pidfd: int) -> int | None:
     """Return the wait status (waitpid(2)) of a process that is not our child. None if the process
     runs, or if the kernel does not show its wait status.
 
-    The status of a zombie is read from /proc, that of a process whose parent has reaped it from the
-    pidfd (PIDFD_INFO_EXIT, Linux 6.15).
+    The status of a zombie is read from /proc. If the parent has reaped the process, its status is
+    read from the pidfd (PIDFD_INFO_EXIT, Linux 6.15).
     """
     process = stat(pid)
     if process is not None and process.start_time == start_time:

@@ -22,8 +22,7 @@ def set_parent_death_signal(signal: int, parent: int) -> None:
     (PR_SET_PDEATHSIG). Only for children of single-threaded processes.
 
     `parent`: the pid of the process that forked the caller. If that process has ended already, the
-    caller gets the signal now, because the kernel would wait for the end of the caller's new
-    parent.
+    caller sends itself the signal now, because the kernel would watch the caller's new parent.
     """
     syscall("prctl", "PR_SET_PDEATHSIG", PR_SET_PDEATHSIG, signal, 0, 0, 0)
     if os.getppid() != parent:

@@ -28,8 +28,8 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Folder:
-    """A folder on the path from the top to the present folder: its identity, and its subfolders
-    that are still to be visited."""
+    """One folder of the path from the top to the present folder. `identity`: its device and inode;
+    `left`: its subfolders that are not visited yet."""
 
     __slots__ = ("identity", "left")
 

@@ -128,9 +128,9 @@ class CompiledPause(CompiledProcess):
 
 
 class ContainerCompiler:
-    """Compiles a container from its request, and from config.json and launch.json in `directory`,
-    which are read once. `fds`: the descriptors of the request's images and opened sources, which
-    the caller closes."""
+    """Compiles a container from its request, and from config.json and launch.json in `directory`.
+    Both files are read once. `fds`: the descriptors of the request's images and opened sources; the
+    caller closes them."""
 
     def __init__(
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int], oom_score: int
@@ -256,7 +256,7 @@ class ContainerCompiler:
 
 
 class PauseCompiler:
-    """Compiles a pod's pause process from pause.json in `sandbox_dir`, which is read once."""
+    """Compiles a pod's pause process from pause.json in `sandbox_dir`. The file is read once."""
 
     def __init__(self, sandbox_dir: str, *, timed: bool = False) -> None:
         """Read pause.json. Raises Error, OSError."""
@@ -320,8 +320,8 @@ def _make_scope(
 
 
 def prepared_group(prepared: Prepared | None) -> Cgroup | None:
-    """Return the cgroup that a fork has made, None without one. The returned object owns the
-    descriptor of the scope's placeholder process."""
+    """Return the cgroup that a fork has made (`prepared`: the fork's result); None if it has made
+    none. The returned object owns the descriptor of the systemd scope's placeholder process."""
     if prepared is None or "cgroup" not in prepared[0]:
         return None
     group = Cgroup.from_record(prepared[0]["cgroup"])
@@ -432,9 +432,9 @@ def compile_exec_request(
 def looks_up_home(
     container: SupervisedContainer, request: messages.StartExec, oom_score_adj: int
 ) -> bool:
-    """Return whether `execute` looks up HOME in the container's /etc/passwd, because the process's
-    environment has none. The lookup may block, if the file's storage does not answer. Raises Error,
-    OSError."""
+    """Return whether the start of the exec looks up HOME in the container's /etc/passwd, because
+    the process's environment has none. The lookup may block if the file's storage does not
+    answer. Raises Error, OSError."""
     env = request.process.get("env")
     if env is None:
         process = _configuration(container.directory, oom_score_adj).spec.process
@@ -457,8 +457,8 @@ _configurations: dict[str, _Configuration] = {}
 
 
 def _configuration(directory: str, oom_score: int) -> _Configuration:
-    """Return the container's configuration, from a cache unless the file has changed. `oom_score`:
-    the OOM score if the configuration has none."""
+    """Return the container's configuration, from a cache unless the file has changed. If the
+    configuration has no OOM score, it gets `oom_score`."""
     path = f"{directory}/{messages.CONFIG}"
     cached = _configurations.pop(path, None)
     if cached is None or cached.identity != _identity(os.stat(path)):

@@ -66,7 +66,7 @@ class KeeperLink:
         self._send()
 
     def drop(self, name: str) -> None:
-        """Remove the entry of that name. Names that were not stored are ignored."""
+        """Remove the entry `name` from the keeper. Does nothing if `put` has not stored it."""
         if self._sources.pop(name, None) is not None:
             self._unsent.discard(name)
             self._undropped.add(name)

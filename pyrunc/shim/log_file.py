@@ -85,9 +85,9 @@ class LogFile:
         return not self.waiting
 
     def open(self) -> None:
-        """Open the log's path, again if it is open already, and write to the opened file from now
-        on. Raises KernelError; lines then still go to the file that was open before, or wait in
-        memory if there was none."""
+        """Open the file at the log's path, or reopen it after a rotation; later lines go to the
+        new file. Raises KernelError if that fails; lines then go to the old file, or wait in memory
+        if no file was open."""
         if self.path is None:
             return
         fresh = open_log(self.path, self.directory)

@@ -2,8 +2,8 @@
 neither threads nor asyncio, because an idle shim must cost nothing.
 
 Readiness is level-triggered, so no handler misses an event. A handler that reads its descriptor
-more than once for an event must make the descriptor non-blocking. When a descriptor is closed and
-its number is used again, no event of the old one reaches the new one's handler.
+more than once for an event must make the descriptor non-blocking. If a descriptor is closed
+and its number is used again, the new descriptor's handler gets no event of the old descriptor.
 """
 
 from __future__ import annotations

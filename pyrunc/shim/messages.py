@@ -78,8 +78,8 @@ class Arguments(Record):
 
 
 class Exit(Record):
-    """How a container ended. It is the content of `exit.json`, the answer to `Stop`, and, with
-    `container`, the event that is sent after the file was written.
+    """How a container ended. The shim writes it to `exit.json`, and then sends it as the answer to
+    `Stop` and, with `container`, as an event.
 
     - `exit_code`: 128 + n for signal n
     - `reason`: OOMKilled, StartError or Unknown; None in all other cases
@@ -510,7 +510,7 @@ class ShimInfo(Record):
 
 
 class ShimRecord(Record):
-    """The shim's process: the content of `shim.json`."""
+    """The content of `shim.json`: it identifies the shim's process."""
 
     pid: int
     start_time: int

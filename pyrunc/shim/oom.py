@@ -37,9 +37,9 @@ class KillCounts:
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Begin to count OOM kills in the cgroup `group`, whose processes run already. Earlier
-        kills do not count if they were in cgroups of the same parent that are removed by now.
-        Raises KernelError."""
+        """Begin to count OOM kills in `group`. The group's processes run already. Earlier kills in
+        cgroups with the same parent do not count if these cgroups no longer exist. Raises
+        KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)

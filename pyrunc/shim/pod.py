@@ -657,8 +657,8 @@ class ShimPod:
         on_failed: Callable[[Exception], None],
     ) -> None:
         """Compile a process, and call `on_compiled` or `on_failed`, now or later. If
-        `compiler.fork_first` returns a function, a forked process runs that first. If `compile`
-        then fails, the descriptors and the cgroup that the function has made are removed."""
+        `compiler.fork_first` returns a function, a forked process first runs this function. If
+        `compile` then fails, the function's descriptors and cgroup are removed."""
 
         def compile(prepared: Prepared | None) -> None:
             try:
@@ -733,8 +733,8 @@ class ShimPod:
             warn(f"cannot remove cgroup {group.path}: {error}")
 
     def _end_if_abandoned(self) -> None:
-        """Stop serving the pod if it has neither processes nor a connected client, because the
-        server died after `TakePod`. Called once, `ABANDONED_AFTER_S` after that request."""
+        """Stop serving the pod if it has neither processes nor a connected client. This happens
+        if the server dies after `TakePod`. Called once, `ABANDONED_AFTER_S` after that request."""
         if not (
             self._pause or self._pause_starting or self._containers or self._server.connections
         ):

@@ -47,8 +47,8 @@ class Reaper:
     """Reaps the shim's children and reports their ends.
 
     Between `hold` and `let_go`, while a process is being started, only pids that were passed to
-    `expect` are reaped. The code that starts the process reaps its own helper processes, and the
-    new process stays a zombie, if it ends, until its pid is expected.
+    `expect` are reaped. The code that starts the process reaps its own helper processes itself. If
+    the new process ends before `expect` is called with its pid, it stays a zombie until then.
     """
 
     def __init__(self, loop: EventLoop, keeper: KeeperLink | None = None) -> None:
@@ -141,8 +141,8 @@ class Reaper:
             on_exit(ended)
 
     def _wait(self, kind: int, pid: int) -> ProcessEnd | None:
-        """Reap one ended child. None if no such child has ended. `kind` (P_ALL or P_PID), `pid`:
-        the arguments by which waitid(2) selects the children."""
+        """Reap one ended child; None if no child has ended. Only children that waitid(2) selects by
+        `kind` (P_ALL or P_PID) and `pid` are looked at."""
         try:
             result = os.waitid(
                 kind, pid, os.WEXITED | os.WNOHANG | (os.WNOWAIT if self._noted else 0)

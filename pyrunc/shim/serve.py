@@ -1,5 +1,5 @@
 """Serves a socket of the shim: any number of clients, one answer for each call, and events to all
-clients. A client that does not read delays no other."""
+clients. A client that does not read does not delay the others."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _UCRED = struct.Struct("iII")
 
 
 def handler(kind: type[AnyRequest], function: Callable[[ShimCall, AnyRequest], None]) -> Handler:
-    """Return an item for the argument `calls` of `ShimServer`. The item makes `function(call,
-    request)` the handler of requests of the class `kind`. `function` answers `call`, at once or
-    later, or raises the error to send."""
+    """Return an item for the argument `calls` of `ShimServer`. With this item the server calls
+    `function(call, request)` for each request of the class `kind`. `function` answers `call`, at
+    once or later, or raises the error to send."""
     return kind.call, lambda call: function(call, kind.of(call.message))
 
 
@@ -156,8 +156,8 @@ class ClientConnection:
 
 
 class ShimServer:
-    """Accepts connections on the listening socket and dispatches their requests. `calls`: results
-    of `handler`, one for each kind of request."""
+    """Accepts connections on the listening socket and dispatches their requests. `calls`: for
+    each kind of request, the result of a call of `handler`."""
 
     def __init__(
         self,
@@ -205,7 +205,7 @@ class ShimServer:
         self._listener.close()
 
     def _accept(self, events: int) -> None:
-        """Accept all waiting clients, so that none misses an event that is sent next."""
+        """Accept all waiting clients. A client that still waited would miss the next event."""
         while True:
             try:
                 fd, _ = self._listener._accept()  # type: ignore[attr-defined]

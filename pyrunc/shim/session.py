@@ -508,15 +508,17 @@ class ExecAnswer:
         self._timer: Timer | None = None
 
     def send_within(self, wait_ms: int) -> None:
-        """Send the streams after `wait_ms` unless `send_exit` was called before. 0: send now."""
+        """Send the streams after `wait_ms`, or now if it is 0. If `send_exit` is
+        called before, it answers instead."""
         if wait_ms > 0:
             self._timer = self._loop.after(wait_ms / 1000, self._send_streams)
         else:
             self._send_streams()
 
     def send_exit(self, exit_code: int) -> bool:
-        """Send the exit code and the output of a process that has ended. Return False if the answer
-        has the streams instead: it was sent before, or is sent now because the output is long."""
+        """Answer with the exit code and the output of the process, which has ended; return True.
+        If the answer was sent before, return False. If the output is long, answer with the streams
+        and return False."""
         if self._timer is None:
             return False
         self._timer.cancel()

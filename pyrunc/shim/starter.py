@@ -50,9 +50,8 @@ WAITING_STEPS = frozenset(("RunHooks", "SendListener", "EnterRdt", "JoinRdt", "M
 
 
 class SupervisedProcess:
-    """A process for whose end the shim waits: its child, or a process that an earlier shim has
-    started. The latter has a `pidfd`. A child needs none, because its pid is not reused before the
-    shim reaps it."""
+    """A process that the shim supervises: its child, or a process that an earlier shim has started.
+    `pidfd`: None for a child, because its pid is not reused before the shim reaps it."""
 
     __slots__ = ("pid", "pidfd", "start_time")
 

@@ -224,8 +224,8 @@ class InputStream:
             self._drop(self._sources[-1])
 
     def _rest(self) -> None:
-        """Stop waiting to write. Watch a pipe only for the close of its reading end, and a terminal
-        not at all."""
+        """Stop waiting for room to write. If stdin is a pipe, still watch for the close of its
+        reading end. Do not watch a terminal."""
         self._loop.unwatch(self.fd)
         if not os.isatty(self.fd):
             self._loop.watch(self.fd, 0, self._ready)

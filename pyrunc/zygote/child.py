@@ -124,8 +124,8 @@ def _forget_the_zygote() -> None:
 
 def _take_descriptors(fds: list[int], inherited: list[int]) -> list[int]:
     """Renumber `fds` from 0 on: the first three become stdio, the others become close-on-exec.
-    Close all other descriptors except `inherited`, which is in ascending order. Return the numbers
-    from 3 on."""
+    Close all other descriptors except `inherited`, which is in ascending order. Return the new
+    numbers from 3 on."""
     # The copies lie above all sources and all targets: a dup2 to a target would close a source that
     # has its number.
     above = max(_FIRST_FD + len(fds), max(fds) + 1)
