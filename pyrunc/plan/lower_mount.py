@@ -109,10 +109,11 @@ def mount_tree(low: Lowering, op: m.MountTree) -> None:
 
 
 def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
-    """Emit a bind of a path of the host: the program clones the mount at the path, in the
-    container's copy of the host's mounts, and attaches the clone at `op.destination`.
+    """Emit calls that bind-mount a path of the host. They clone the mount at the path, in the
+    container's copy of the host's mounts, and attach the clone at `op.destination`.
 
-    The program reads the path from its variable `low.source`, because `op.source` is empty here.
+    The program reads the path from its variable `low.source`. `op.source` is empty, so that binds
+    of different sources can use the same cached operations.
     """
     place = _open_source(low, op)
     flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
@@ -122,8 +123,8 @@ def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
 
 
 def _clone_in_root(low: Lowering, op: m.MountTree) -> None:
-    """Emit a bind whose source is a path in the container's root. The program resolves the path
-    when it runs: the path may lead into earlier mounts, but not out of the root."""
+    """Emit calls that bind-mount a path of the container's root. The program resolves the path when
+    it runs: the path may lead into earlier mounts, but not out of the root."""
     a, folder, done = low.a, low.a.label(), low.a.label()
     place = low.beneath(op.source.lstrip("/") or ".")
     flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
@@ -168,8 +169,8 @@ def _attach_tree(low: Lowering, op: m.MountTree, tree: Operand) -> None:
 
 
 def _open_source(low: Lowering, op: m.MountTree) -> Slot:
-    """Emit the open (O_PATH) of the path `low.source` in the container's copy of the host's mounts;
-    return the slot. A symbolic link in the path ends the program with ELOOP."""
+    """Emit a call that opens the path `low.source` (O_PATH) in the container's copy of the host's
+    mounts; return the slot. If the path contains a symbolic link, the program fails with ELOOP."""
     a, opened, swapped = low.a, low.a.label(), low.a.label()
     # O_DIRECTORY makes the kernel mount an automount first.
     flags = f.O_PATH | (low.o_directory if op.directory else 0)
@@ -183,9 +184,9 @@ def _open_source(low: Lowering, op: m.MountTree) -> Slot:
 
 
 def _open_outside_proc(low: Lowering, path: str, directory: bool) -> Slot:
-    """Emit the open of a mount's destination and a check that it is not inside procfs, whose files
-    the container trusts. The check of the configuration is not enough, because a link in the image
-    may lead into procfs (CVE-2019-16884)."""
+    """Emit calls that open a mount's destination; return the slot. The program fails if the
+    destination is inside procfs, whose files the container trusts. A check of the configured path
+    is not enough, because a link in the image may lead into procfs (CVE-2019-16884)."""
     place = low.place(path, directory)
     low.a.sys("fstatfs", place, low.scratch)
     kind = low.a.field(low.scratch, 0, 8)
@@ -282,9 +283,9 @@ def _require_same_device(
 
 
 def _bind_device(low: Lowering, path: str, folder: Slot, name: str) -> None:
-    """Emit a bind of the host's device `path` over a new file `name` in `folder`, because a user
-    namespace may not use mknod. The path is resolved in the container's copy of the host's
-    mounts."""
+    """Emit calls that bind-mount the host's device `path` over a new file `name` in `folder`,
+    because a user namespace may not use mknod. The path is resolved in the container's copy of the
+    host's mounts."""
     a, node = low.a, low.a.slot(4)
     a.sys("open_tree", f.AT_FDCWD, path, CLONE, store=node)
     low.set_attributes(node, mnt.MOUNT_ATTR_NOSUID | mnt.MOUNT_ATTR_NOEXEC)
@@ -314,11 +315,11 @@ def pivot_root(low: Lowering, op: m.PivotRoot) -> None:
 
 
 def cover_root(low: Lowering, op: m.CoverRoot) -> None:
-    """Emit the mount of the new root over the old one, as switch_root(8) does it. The old root's
+    """Emit calls that mount the new root over the old one, as switch_root(8) does. The old root's
     files are not deleted.
 
-    Before that, each path in `op.hide` is unmounted. If the kernel refuses that, because the mount
-    is locked in a user namespace, an empty folder is mounted over the path.
+    Before that, the program unmounts each path in `op.hide`. If the kernel refuses, because the
+    mount is locked in a user namespace, the program mounts an empty folder over the path.
     """
     a = low.a
     for place in op.hide:
@@ -361,8 +362,9 @@ def change_root(low: Lowering, op: m.ChangeRoot) -> None:
 
 
 def _open_null(low: Lowering) -> Slot:
-    """Emit the open of the container's /dev/null, once for all operations; returns the slot. The
-    program fails unless it is the character device 1:3 (CVE-2025-31133)."""
+    """Emit calls that open the container's /dev/null; return the slot. Later calls emit nothing and
+    return the same slot. The program fails unless the file is the character device 1:3
+    (CVE-2025-31133)."""
     if low.null is None:
         low.null = low.beneath("/dev/null", f.O_PATH, IN_ROOT | f.RESOLVE_NO_SYMLINKS)
         macros.require_device(low.a, low.null, 1, 3, "/dev/null")
@@ -388,8 +390,8 @@ def make_folder(low: Lowering, op: m.MakeFolder) -> None:
 
 
 def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
-    """Emit the open of a pty of the container's devpts. Only descriptors are used, because a path
-    could be swapped (CVE-2025-52565)."""
+    """Emit calls that open a pty of the container's devpts. Once the pty is open, they use only its
+    descriptors, because a path could be swapped (CVE-2025-52565)."""
     a = low.a
     if op.of_host:
         master = a.slot(4)
@@ -430,9 +432,9 @@ def open_terminal(low: Lowering, op: m.OpenTerminal) -> None:
 
 
 def _console_place(low: Lowering) -> Slot:
-    """Emit the open (O_PATH) of the container's /dev/console, which is made if it is missing;
-    return the slot. A symbolic link ends the program with an error, because the terminal would be
-    mounted at the link's target (CVE-2025-52565)."""
+    """Emit calls that open the container's /dev/console (O_PATH); return the slot. They create the
+    file if it is missing. If it is a symbolic link, the program fails, because the terminal would
+    be mounted at the link's target (CVE-2025-52565)."""
     a = low.a
     folder = low.folder("/dev")
     exists = low.a.label()

@@ -53,11 +53,11 @@ def prepare(low: Lowering, op: m.Prepare) -> None:
 
 
 def _write_own(low: Lowering, paths: Sequence[str], content: bytes) -> None:
-    """Emit the write of `content` to the first existing file of `paths` below /proc. The program
-    fails unless /proc is a procfs and nothing is mounted over the file.
+    """Emit calls that write `content` to the first existing file of `paths`, which are relative to
+    /proc. The program fails unless /proc is a procfs and nothing is mounted over the file.
 
-    Without these checks the content could go to a file that is not the kernel's, and the process
-    would run without its label, for example (CVE-2019-16884, CVE-2025-52881).
+    Without these checks the content could go to a file that is not the kernel's. The process would
+    then run without its label, for example (CVE-2019-16884, CVE-2025-52881).
     """
     a = low.a
     proc = low.a.slot(4)
@@ -193,8 +193,8 @@ def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
 
 
 def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
-    """Emit the write of a sysctl beneath a private procfs. A mount or link on the path ends the
-    program with an error (CVE-2025-52881)."""
+    """Emit calls that write a sysctl in a private procfs. If the path contains a mount or a link,
+    the program fails (CVE-2025-52881)."""
     a, content = low.a, op.value.encode("utf-8", "surrogateescape")
     resolve = macros.BENEATH | f.RESOLVE_NO_XDEV
     path = f"sys/{op.path}"
@@ -395,8 +395,8 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 
 def execute(low: Lowering, op: m.Execute) -> None:
-    """Emit the execve of the container's command. Before it, emit the close of all descriptors but
-    stdio, the next `op.preserve` ones, and the socket for errors.
+    """Emit calls that close descriptors and then execute the container's command. These descriptors
+    stay open: stdio, the next `op.preserve` ones and, until execve, the socket for errors.
 
     If execve fails, the program sends the error to `start` on its connection or, in a plan without
     `start`, to the parent on the synchronisation socket.
@@ -417,8 +417,9 @@ def execute(low: Lowering, op: m.Execute) -> None:
 
 
 def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> None:
-    """Emit an execve of each of `paths` until one succeeds, with the arguments at `low.argv` and
-    the environment at `low.envp`. If none succeeds, `low.result` has the negative errno.
+    """Emit calls that try execve with each of `paths`, in order, until one succeeds. The arguments
+    are at `low.argv`, the environment is at `low.envp`. If none succeeds, `low.result` has the
+    negative errno.
 
     `name`: the command's name in the configuration.
     """
@@ -439,9 +440,9 @@ def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> Non
 
 
 def _close_all_but(low: Lowering, *names: str) -> None:
-    """Emit the close of all descriptors but stdio, the preserved ones, the synchronisation socket
-    and those called `names` in the plan. A container may wait for `start` for a long time, and must
-    not keep other descriptors open."""
+    """Emit calls that close all descriptors but stdio, the preserved ones, the synchronisation
+    socket and those called `names` in the plan. A container may wait for `start` for a long time,
+    and must not keep other descriptors open."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)
 
@@ -493,7 +494,7 @@ def refuse_start(low: Lowering, op: m.RefuseStart) -> None:
 
 
 def run_hook(low: Lowering, op: m.RunHook) -> None:
-    """Emit the start of a startContainer hook in a child of the process. If the hook fails, the
+    """Emit calls that run a startContainer hook in a child of the process. If the hook fails, the
     process ends."""
     a = low.a
     pid = low.a.slot(4)
@@ -526,8 +527,8 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
 
 
 def _fail_hook(low: Lowering, op: m.RunHook, status: Operand) -> None:
-    """Emit a STATUS message with the hook's index and wait status (-1: killed after its timeout),
-    and the exit of the process with code 1.
+    """Emit calls that send a STATUS message and end the process with exit code 1. The message has
+    the hook's index and wait status (-1: killed after its timeout).
 
     If `start` waits, STATUS goes to `start`, followed by the hook's stderr. Otherwise STATUS goes
     to the parent, which reads the hook's stderr from the file `op.errors`.

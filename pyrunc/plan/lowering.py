@@ -44,7 +44,7 @@ class SharedSlots:
 
     def __init__(self, a: PlanAssembler) -> None:
         self.scratch = a.data(4096)
-        """For results that are used at once."""
+        """Space for results that the next operations read."""
         self.tree = a.slot(4, 0)
         """The descriptor of a mount until it is attached."""
         self.source = a.slot(8, 0)
@@ -88,8 +88,8 @@ class Lowering:
         self.argv, self.envp, self.result = shared.argv, shared.envp, shared.result
 
     def forget(self) -> None:
-        """Forget the slots of descriptors that earlier operations opened, so that later operations
-        emit new opens. The program does not close the earlier descriptors."""
+        """Forget the slots of descriptors that earlier operations opened: later operations will
+        open the files again. The program does not close the earlier descriptors."""
         self.mask = self.null = self.entered = None
         self._folders.clear()
 
@@ -130,7 +130,8 @@ class Lowering:
         resolve: int = IN_ROOT,
         missing: Label | None = None,
     ) -> Slot:
-        """Emit the open of a path inside the container's root; return the slot of its descriptor.
+        """Emit a call that opens a path inside the container's root; return the slot of its
+        descriptor.
 
         `missing`: the label to which the program jumps when the path does not exist. Without a
         label, a missing path ends the program with an error.
@@ -140,11 +141,11 @@ class Lowering:
         return macros.open_at(self.a, root, path.lstrip("/"), flags, resolve=resolve, skip=skip)
 
     def folder(self, path: str) -> Slot:
-        """Emit the open (O_PATH) of the directory `path` of the container, unless an earlier call
-        has opened it; return its slot. Missing directories on the path are made.
+        """Emit calls that open the container's directory `path` (O_PATH); return the slot. They
+        make missing directories on the path.
 
-        The caller must not close the descriptor, because later calls for the same path return the
-        same slot, until something is mounted.
+        Later calls for the same path emit nothing and return the same slot, until something is
+        mounted. So the caller must not close the descriptor.
         """
         slot = self._folders.get(path)
         if slot is None:
@@ -158,9 +159,9 @@ class Lowering:
         return self.folder(above or "/"), name
 
     def place(self, path: str, directory: bool) -> Slot:
-        """Emit the open (O_PATH) of a mount's destination; returns the slot. A missing destination
-        is created, with missing parents (0755): as a directory (0755) if `directory`, else as an
-        empty file (0644).
+        """Emit calls that open a mount's destination (O_PATH); return the slot. They create a
+        missing destination: a directory (0755) if `directory`, else an empty file (0644). They also
+        create missing parents (0755).
 
         An existing directory is opened also without `directory`; the mount then fails with ENOTDIR.
         """
@@ -169,9 +170,12 @@ class Lowering:
         return macros.make_file(self.a, self.container_root(), path)
 
     def ordinary_folder(self, path: str) -> Slot:
-        """Emit the open of the directory for procfs or sysfs, which is made if it is missing. A
-        symlink in the path ends the program with an error, so that an image cannot redirect the
-        mount (CVE-2019-19921, CVE-2023-27561)."""
+        """Emit calls that open the directory on which procfs or sysfs will be mounted; return its
+        slot. They create the directory if it is missing.
+
+        If the path contains a symlink or a non-directory, the program fails, so that an image
+        cannot redirect the mount (CVE-2019-19921, CVE-2023-27561).
+        """
         a, root = self.a, self.container_root()
         opened, missing, wrong = a.label(), a.label(), a.label()
         name = path.lstrip("/")
@@ -227,10 +231,10 @@ class Lowering:
         """Emit the calls that create a filesystem as a detached mount; return the slot of the
         mount. `refused`: the label to which the program jumps on EPERM.
 
-        If the user namespace does not map the group of a devpts (5, `tty`), the devpts is mounted
-        without the option `gid`, and its terminals have the group of their opener. The kernel
-        refuses an unmapped group with EINVAL when the option is set, older kernels when the
-        filesystem is created. The program continues after either error.
+        If the user namespace does not map the group of a devpts (5, `tty`), the kernel refuses the
+        group with EINVAL: new kernels when the option `gid` is set, older ones when the filesystem
+        is created. In both cases the devpts is mounted without `gid`, and its terminals have the
+        group of their opener.
         """
         a = self.a
         context = self.a.slot(4)
@@ -295,9 +299,9 @@ class Lowering:
         return self.filesystem("tmpfs", "tmpfs", MASK_OPTIONS, QUIET | mnt.MOUNT_ATTR_RDONLY)
 
     def hide_folder(self, store: Slot) -> None:
-        """Emit the calls that store an empty, detached tmpfs in `store`; the caller attaches it
-        over a directory to hide it. The tmpfs is a clone of `self.mask`, or a new one where the
-        kernel cannot clone detached mounts (Linux before 6.15)."""
+        """Emit calls that create an empty, detached tmpfs and put its descriptor into `store`. The
+        caller attaches the tmpfs over a directory to hide it. The tmpfs is a clone of `self.mask`,
+        or a new one where the kernel cannot clone detached mounts (Linux before 6.15)."""
         if self.mask is not None:
             self.a.sys("open_tree", self.mask, "", CLONE | EMPTY, store=store)
         else:

@@ -162,8 +162,8 @@ class LoweringCache:
         """Append the cached operations of `lower(lowering, *arguments)` to `a`, whose data begins
         with a copy of the shared block. If they are not cached, append nothing and return False.
 
-        The second call with the same arguments caches the operations, unless the cache is full.
-        Only later copies of the block contain their data.
+        The second call with the same arguments caches the operations, unless the cache is full. It
+        still returns False, because the copy in `a` is older and lacks their data.
         """
         key = lower, arguments
         fragment = self._fragments.get(key)

@@ -186,9 +186,9 @@ def operations(
 
 
 def finishing(mount: Mount) -> Op | None:
-    """Return the operation that makes the mount read-only after the start has made files in it.
-    Only a tmpfs or a mount at /dev with the option `ro` needs it. Return None for all other mounts,
-    also for binds and remounts."""
+    """Return the operation that makes the mount read-only after the start has made files in it. A
+    mount with the option `ro` needs it if its type is tmpfs or its destination is /dev. Return None
+    for all other mounts, also for binds and remounts."""
     options = _options(mount)
     if not options.set & _RO or options.bind or is_remount(mount):
         return None
@@ -277,8 +277,8 @@ def _plan_remount(options: MountOptions, destination: str, path: str) -> Op:
 
 
 def _keeps_peers(options: MountOptions, linux: Linux) -> bool:
-    """Return whether this mount propagates both ways between host and container. It does if the
-    mount and the root are both shared.
+    """Return whether mounts below this mount propagate both ways between host and container. They
+    do if the mount and the root are both shared.
 
     If only the mount is shared, it is a slave of the host's mount and shared within the container
     only, as under runc.
