@@ -99,7 +99,7 @@ def _check_location(location: str) -> None:
 
 
 def require(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Raise WrongState unless the container can be checkpointed now.
+    """Raise WrongState unless all conditions for a checkpoint of the container hold:
 
     - CRIU is installed.
     - The server's own runtime runs the container, not an external one.
@@ -166,9 +166,9 @@ def _publish(context: CheckpointContext, target: str, location: str) -> None:
 
 
 def make_work(work: Path, target: str) -> None:
-    """Create a checkpoint's work folder. A file in it has the archive's path `target`, so that
-    recovery removes the archive if the server is killed. A work folder that a killed server has
-    left is removed first. Raises ResourceExhausted, KernelError."""
+    """Create a checkpoint's work folder; first remove one that a killed server has left. A file in
+    the new folder records the archive's path `target`: if the server is killed, its next start
+    removes the archive. Raises ResourceExhausted, KernelError."""
     with disk_errors("mkdir", str(work)):
         remove_path(work)
         work.mkdir(mode=0o700)

@@ -60,7 +60,7 @@ async def _resolve(services: Services, container_id: str, mount: MountRequest) -
 
 
 def _folder(root: int, sub_path: str) -> str:
-    """Return `sub_path` with its links resolved inside the image; empty for the image's root.
+    """Return `sub_path` with its symlinks resolved inside the image; empty for the image's root.
     Raises InvalidArgument."""
     try:
         parts = paths.components(paths.resolve(root, sub_path)) if sub_path else []

@@ -25,8 +25,9 @@ PLACES = {"/run/.containerenv": FILE, "/run/secrets": DIRECTORY}
 def declared(
     binds: Collection[str], requested: Sequence[MountRequest], root: Path
 ) -> list[MountRequest]:
-    """Return the bind mounts of placeholders: one for each path of PLACES that the checkpoint lists
-    in `binds`, except where `requested` has a mount. `root`: the container's folder."""
+    """Return a bind mount of a placeholder for each path in PLACES that is also in `binds` (the
+    checkpoint's mounts), unless a `requested` mount has this path. `root`: the container's
+    folder."""
     occupied = {mount.destination for mount in requested}
     places = [place for place in PLACES if place in binds and place not in occupied]
     return [

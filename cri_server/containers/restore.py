@@ -37,8 +37,8 @@ from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")
-"""Kinds of namespaces that CRIU cannot exchange: a container that used the host's must be restored
-into the host's, and one that used its pod's into a pod's."""
+"""Kinds of namespaces for which a restored container must use the host's if the checkpointed
+container used the host's, and a pod's if it used a pod's. CRIU cannot change this."""
 
 
 async def load_checkpoint(

@@ -18,8 +18,8 @@ from pyrunc.errors import Error, NotFound, WrongState
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 2.0
-"""The time between two checks of the logs (kubelet: 10 s). A log can exceed its limit by the output
-of this time."""
+"""The time between two checks of the logs (kubelet: 10 s). A log can exceed its limit by what the
+container writes in this time."""
 
 
 async def rotate_logs(services: Services) -> None:

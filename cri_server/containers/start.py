@@ -85,7 +85,7 @@ async def notify_plugins(context: StartContext) -> None:
 
 
 async def make_log_folder(context: StartContext) -> None:
-    """Make the pod's log folder. The shim makes the folders below it, without following links."""
+    """Make the pod's log folder. The shim makes the folders below it; it follows no symlinks."""
     if context.container.log_path:
         timeout_s = context.services.config.containers.foreign_path_timeout_s
         folder = context.sandbox.config.log_directory
@@ -122,7 +122,7 @@ async def execute(context: StartContext) -> None:
 def is_bad_path(error: Error) -> bool:
     """Return whether a start failed because of a path in the image: the path of the working
     directory, of a mount or of a device is too long, leads to a file of the wrong kind, or has a
-    loop of links."""
+    loop of symlinks."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",

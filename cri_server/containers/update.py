@@ -23,7 +23,7 @@ from pyrunc.kernel.full import disk_errors
 
 @dataclass(slots=True)
 class UpdateContext:
-    """A container whose limits change; `before` are the limits to restore on failure."""
+    """A container whose limits change. `before`: the old limits, to be restored after a failure."""
 
     services: Services
     container: Container

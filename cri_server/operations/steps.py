@@ -47,7 +47,7 @@ class _Failpoint:
 
 @dataclass(slots=True)
 class Failpoints:
-    """Injects faults into the steps of verbs; a step is named `verb.step`:
+    """Injects faults into the steps of verbs. The environment variable lists VERB.STEP=ACTION:
     `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
 
     The action follows the step's effect, so that there is something to undo: `kill` sends SIGKILL
@@ -107,7 +107,7 @@ class Parallel(Generic[Context]):
     in reverse order.
 
     `order(context)`: returns an empty tuple if the steps may run at the same time. If the request
-    needs them one after the other, it returns the names of all steps in this order.
+    needs them one after the other, it returns the names of all steps, the first to run first.
     """
 
     steps: tuple[Step[Context], ...]
@@ -134,8 +134,8 @@ class Steps(Generic[Context]):
         *,
         stuck: Effect[Context] | None = None,
     ) -> None:
-        """`stuck` runs after an undo has failed. It must leave an object that the client can remove
-        later."""
+        """`stuck`: called after an undo has failed. It must list the unfinished object (such as a
+        sandbox), so that the client can remove it later."""
         self._stages = [step if isinstance(step, Parallel) else Parallel((step,)) for step in steps]
         self.steps = tuple(step for stage in self._stages for step in stage.steps)
         names = [step.name for step in self.steps]

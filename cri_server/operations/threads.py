@@ -14,7 +14,7 @@ Work = Callable[[], None]
 
 
 class _IdleThread:
-    """A thread that runs one function after another."""
+    """A thread that runs functions one after the other, and waits while there is none."""
 
     def __init__(self) -> None:
         self.work: SimpleQueue[tuple[str, Work]] = SimpleQueue()

@@ -38,8 +38,8 @@ _CONNECT_TIMEOUT_S = 2.0
 SHIM = "pyrunc.shim.main:main"
 """The function that a shim's process runs; the zygote forks this process."""
 MOST_FDS = ipc.MOST_FDS - 1
-"""The largest number of descriptors in a request. It is one less than in a message, because a long
-message itself is sent as a memfd."""
+"""The largest number of descriptors that a caller can send with a request. The message can carry
+one more, for the memfd with the text of a long request."""
 
 
 @dataclass

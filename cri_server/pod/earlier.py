@@ -49,8 +49,8 @@ PROTOCOL = 2
 POLL_S = 0.0005  # between two reads of a shim's state
 POLLS_LIMIT = 1000  # reads until a shim counts as stopped
 STOPPED = "stopped"
-"""Content of a shim's file in the folder `earlier_shims` if the shim is to stay stopped by
-SIGSTOP."""
+"""A file in the folder `earlier_shims` names one shim. This content means that the shim stays
+stopped by SIGSTOP."""
 STOPS_LIMIT = 500  # attempts to stop a shim while it is idle
 
 
@@ -63,15 +63,15 @@ class Keep(Request):
 
 
 class KeptContainer(Record):
-    """The answer to `Keep` for a container. The server stores `kept`, with the descriptors of the
-    answer, as an entry in the keeper."""
+    """A shim's answer to the request `Keep` for a container. The server stores `kept` and the
+    answer's descriptors as an entry in the keeper."""
 
     kept: StoredContainer
 
 
 class KeptPause(Record):
-    """The answer to `Keep` for the pause process. The server stores `kept`, with the descriptors of
-    the answer, as an entry in the keeper."""
+    """A shim's answer to the request `Keep` for the pause process. The server stores `kept` and the
+    answer's descriptors as an entry in the keeper."""
 
     kept: StoredPause
 
@@ -88,10 +88,12 @@ class EarlierShims:
             self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
-        """Store in the keeper the processes of all pods that the sandbox's shim serves, then end
-        this shim, which is of the previous version. `sandboxes`: all sandboxes of the server,
-        including all that this shim serves. Does nothing when the shim has ended. After an Error
-        the shim continues."""
+        """End the sandbox's shim, which is of the previous version. Before that, store data and
+        descriptors of its pods' processes in the keeper, so that another shim can take them over.
+
+        `sandboxes`: all sandboxes of the server. Does nothing when the shim has ended. After an
+        Error the shim continues.
+        """
         # One shim after the other, so that each pod is without a shim for a few milliseconds only.
         async with self._lock:
             shim = sandbox.shim
@@ -109,8 +111,8 @@ class EarlierShims:
             log.info("shim %d has an earlier version: its pods move to another shim", shim.pid)
 
     async def _store(self, sandbox: Sandbox) -> list[ProcessIdentity]:
-        """Store in the keeper an entry for each running process of the sandbox; return the
-        processes."""
+        """Store an entry in the keeper for the sandbox's pause process and for each container that
+        runs. Return these processes."""
         client = await ShimClient.connect(self._paths.sandbox_state(sandbox.id))
         try:
             state = await client.state()
@@ -165,11 +167,8 @@ class EarlierShims:
             self._resume_unless_stopped(file)
 
     def _resume_unless_stopped(self, file: Path) -> None:
-        """Finish or undo the stop of the shim that `file` names.
-
-        If `file` contains STOPPED, the shim stays stopped, and its sockets, logs and shim.json
-        files are removed. Otherwise it is continued with SIGCONT, and `file` is removed.
-        """
+        """Continue the shim that `file` names with SIGCONT, and remove `file`. However, if `file`
+        contains STOPPED, the shim stays stopped: remove its sockets, logs and shim.json files."""
         shim = _process_of(file)
         if file.read_text() == STOPPED:
             self._remove_traces(shim)
@@ -189,8 +188,8 @@ class EarlierShims:
                         (folder / trace).unlink(missing_ok=True)
 
     def end_stopped(self) -> None:
-        """Kill each shim that `end` has stopped by SIGSTOP and whose children have all ended. Also
-        remove the file that names this shim."""
+        """Kill each shim that `end` has stopped with SIGSTOP, once all its children have ended.
+        Also remove the file that names the shim."""
         for name in entries(self._paths.earlier_shims):
             file = self._paths.earlier_shims / name
             shim = _process_of(file)

@@ -91,8 +91,9 @@ async def end_container(paths: Paths, container: Container) -> None:
 
 
 def was_started(container: Container) -> bool:
-    """Return whether a shim may have started the container without having written a file about it:
-    the server has requested the start, or the container's cgroup contains processes."""
+    """Return whether the container may have been started, although its shim has left no file that
+    says so. True if the server had requested the start, or if the container's cgroup contains
+    processes."""
     return container.start_sent or groups.place(container.cgroups_path, container.id).populated()
 
 

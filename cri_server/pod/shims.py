@@ -396,11 +396,11 @@ class Shims:
     async def _end_interrupted_starts(
         self, sandbox: Sandbox, client: ShimClient, state: messages.PodState
     ) -> messages.PodState:
-        """Have the shim abort the starts that still run in it. Return the shim's new state of the
-        pod.
+        """Have the shim abort all starts of containers that are still in progress. Return the
+        shim's new state of the pod.
 
-        The connection to the shim was lost during such a start, so the start's caller has received
-        an error, and may start the container's next attempt.
+        When the connection to the shim was lost, the callers of these starts received an error.
+        They may create another container in place of each.
         """
         starting = [one.id for one in state.containers if not one.pid and one.exit is None]
         if not starting:
@@ -489,8 +489,8 @@ class Shims:
                 )
 
     def _apply_state(self, sandbox: Sandbox, state: messages.PodState) -> None:
-        """Copy the shim's state of the pod into the index, also for containers whose folders were
-        deleted."""
+        """Copy the shim's state of the pod into the index. If the state folder of a container that
+        the shim reports was deleted, make it again."""
         sandbox.pause_alive = state.pause_running
         if state.pause is not None:
             sandbox.pause = ProcessIdentity(state.pause.pid, state.pause.start_time)

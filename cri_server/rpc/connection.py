@@ -143,8 +143,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._flush()
 
     def _flush(self) -> None:
-        """Write pending frames, then dispatch waiting calls until too many reply bytes are
-        unsent."""
+        """Write pending frames, then dispatch waiting calls. Stops when the client must
+        read replies first (`_is_backlogged`)."""
         self._write()
         while self._waiting and not self._is_backlogged():
             call, payload = self._waiting.popleft()

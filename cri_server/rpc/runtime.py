@@ -102,8 +102,8 @@ class RuntimeService:
         return api.RuntimeConfigResponse(linux=api.LinuxRuntimeConfiguration(cgroup_driver=driver))
 
     async def UpdateRuntimeConfig(self, request: api.UpdateRuntimeConfigRequest) -> None:
-        """Store the node's pod CIDRs and pass them to CNI plugins with the capability ipRanges.
-        Does not write a CNI configuration; the administrator does."""
+        """Store the node's pod CIDRs and pass them to those CNI plugins that have the capability
+        ipRanges. The administrator, not the server, writes the CNI configuration."""
         await self._services.network.set_pod_ranges(
             request.runtime_config.network_config.pod_cidr.split(",")
         )

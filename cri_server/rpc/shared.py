@@ -43,7 +43,7 @@ class Shared:
         return True
 
     def on_task_done(self) -> None:
-        """Count one task less. Called when a task that `admit_task` has counted has ended."""
+        """Count one task less: a task that `admit_task` counted has ended."""
         self.calls -= 1
 
     def reserve(self, size: int) -> bool:

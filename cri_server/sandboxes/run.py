@@ -310,8 +310,8 @@ async def attach_network(context: RunContext) -> None:
 
 
 def add_pod_names(services: Services, error: Error) -> None:
-    """Add pod names to a network error: those of the pods whose ids are in the error's message, for
-    example of the pod that owns a host port."""
+    """Add names of pods to the network error `error`: for each pod id in its message, the pod's
+    name. Such a pod may, for example, own the requested host port."""
     ids = dict.fromkeys(SANDBOX_ID.findall(error.message))
     pods = [
         pod for identifier in ids if (pod := services.index.sandboxes.find(identifier)) is not None

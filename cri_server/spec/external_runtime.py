@@ -62,8 +62,8 @@ def with_paths(
 def _content(
     mount: dict[str, Any], place: str, requests: Mapping[str, MountRequest]
 ) -> PreparedMount | None:
-    """Return what the shim must attach to the mount point `place`, for the OCI mount `mount`. None
-    if the mount keeps its own source."""
+    """Return the instruction for the shim to attach the source of `mount` to the mount point
+    `place`. Return None if the runtime can open the mount's source itself."""
     source = mount.get("source", "")
     if source == POD_SHM:
         return PreparedMount(place, pinned=source.removeprefix(OUR_MOUNTS))

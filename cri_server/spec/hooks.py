@@ -45,7 +45,7 @@ class _When(msgspec.Struct, forbid_unknown_fields=True):
             yield from pair
 
     def are_met(self, annotations: Mapping[str, str], command: str, bind_mounts: bool) -> bool:
-        """Return whether there are conditions, and a container meets all of them."""
+        """Return whether the hook has conditions and the container meets all of them."""
         results: list[bool] = []
         if self.always is not None:
             results.append(self.always)

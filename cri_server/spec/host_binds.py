@@ -23,9 +23,9 @@ LOCAL = ("/sys", "/dev/shm")  # sources of default mounts, which cannot hang
 class HostBind:
     """A bind mount of a host path into a container.
 
-    `links`: `source` may contain symlinks, because the server has not resolved it. `made_inside`:
-    the spec lets the container's process make this mount itself; for this the compiler also
-    requires `BindSource.is_in_every_namespace`.
+    - `links`: `source` may contain symlinks, because the server has not resolved it.
+    - `made_inside`: the spec permits the container's process to make this mount itself. It does so
+      only if `BindSource.is_in_every_namespace` is true as well.
     """
 
     source: str
@@ -36,7 +36,7 @@ class HostBind:
 
 def read(folder: Path, own_folders: tuple[str, ...]) -> list[HostBind]:
     """Read a container's config.json (its OCI spec) and launch file in `folder`, and return the
-    spec's binds of host paths (the result of `of`). Raises NotFound for a missing file,
+    spec's binds of host paths, as `of` does. Raises NotFound for a missing file,
     DamagedRecord for an unreadable one, and InvalidSpec."""
     return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own_folders)
 
@@ -75,8 +75,8 @@ def _destination(spec: dict[str, Any], place: PreparedMount) -> str:
 
 
 def _binds_only(spec: dict[str, Any], mounts: list[dict[str, Any]]) -> Spec:
-    """Parse `mounts`, and those parts of the spec that decide which process makes them. Parsing the
-    whole spec takes ten times as long."""
+    """Parse `mounts` and the parts of the spec that `may_be_made_inside` reads. Parsing the whole
+    spec takes ten times as long."""
     linux = {
         key: spec["linux"][key]
         for key in ("namespaces", "rootfsPropagation")

@@ -57,9 +57,9 @@ class OpenSources:
         self.current = path
 
     def open(self, source: str, destination: str, *, links: bool) -> None:
-        """Open the source of one bind mount and add its descriptor. Follows symlinks only with
-        `links`. Raises KernelError, without `links` also for a symlink; WrongState after
-        `close`."""
+        """Open the source of one bind mount and add its descriptor. Follows symlinks only if
+        `links` is true. Raises KernelError (also for a symlink that it must not follow), and
+        WrongState after `close`."""
         self.begin(source)
         number = open_source(source, destination, links=links)
         self.add(source, destination, number, "" if links else source)

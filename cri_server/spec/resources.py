@@ -46,8 +46,8 @@ def to_oci(request: api.LinuxContainerResources) -> dict[str, Any]:
 
 
 def replace(current: dict[str, Any], limits: dict[str, Any]) -> dict[str, Any]:
-    """Return the OCI object `current` with all limits that CRI can set replaced by those in
-    `limits`, a result of `to_oci`. Limits from NRI plugins and annotations, and devices, stay."""
+    """Return a copy of the OCI object `current` with the new `limits` (from `to_oci`). They replace
+    all limits that CRI can set. Devices, and limits from NRI plugins and annotations, stay."""
     result = {**current, "hugepageLimits": [], "unified": {}, **limits}
     for table, keys in (("cpu", CPU), ("memory", MEMORY)):
         others = {key: v for key, v in current.get(table, {}).items() if key not in keys}
