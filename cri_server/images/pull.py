@@ -1,8 +1,8 @@
 """Pulls an image: resolves the reference, chooses the platform, fetches the layers and unpacks or
 indexes them in parallel, and lists the image last.
 
-Before this last step nothing of the image is visible. The store's collection removes the content of
-a failed or cancelled pull.
+Before this last step nothing of the image is visible. Garbage collection of the store removes the
+content of a failed or cancelled pull.
 """
 
 from __future__ import annotations

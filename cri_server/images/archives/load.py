@@ -291,8 +291,9 @@ def _from_layout(archive: _Archive, digest: str, docker: list[Any]) -> list[Arch
 
 
 def _annotated(descriptor: Descriptor) -> list[str]:
-    """Return a list with the image's name from a descriptor's annotations. Return an empty list if
-    they have no name, or only a tag: the annotation of the OCI specification may be a tag alone."""
+    """Return a list with the image's name from a descriptor's annotations. The list is empty if the
+    annotations contain no name, or only a tag (OCI's `org.opencontainers.image.ref.name` may be a
+    tag alone)."""
     annotations = descriptor.annotations or {}
     name = annotations.get(_CONTAINERD_NAME) or annotations.get(_OCI_NAME, "")
     return [name] if "/" in name or ":" in name else []

@@ -12,11 +12,11 @@ Sparse = list[tuple[int, int]]
 class ErofsNode:
     """A file of any kind; hard links are one node under several names.
 
-    - `device`, `block`: where a regular file's data begins: the number of its tar, from 1, and the
-      block in that tar.
-    - `stored`: the number of bytes of the file that the tar contains.
-    - `sparse`: the (offset, length) pieces of the file that the stored bytes fill; None when the
-      whole file is stored.
+    - `device`: the number, from 1, of the tar that contains a regular file's data.
+    - `block`: the block in that tar at which the data begins.
+    - `stored`: the number of the file's bytes that the tar contains.
+    - `sparse`: the (offset, length) pieces of the file that these bytes fill; None when the whole
+      file is stored.
     - `implicit`: a parent directory that the tar does not describe.
     - `opaque`: a directory that hides the contents of the layers below.
     """

@@ -306,9 +306,9 @@ def _chunk_bits(size: int) -> int:
 
 
 def _sparse_chunk_bits(size: int, pieces: int) -> int:
-    """Return n such that chunks of 2^n blocks keep a sparse file small in the index. `size`: the
-    file's bytes; `pieces`: the number of its pieces of data. A chunk is at least a page and at most
-    the whole file; a file without data is one chunk."""
+    """Choose the chunk size with which a sparse file takes little space in the index. Return n for
+    chunks of 2^n blocks. `size`: the file's bytes; `pieces`: the number of its pieces of data. A
+    chunk is at least a page and at most the whole file; a file without data is one chunk."""
     largest = _chunk_bits(size)
     if not pieces:
         return largest

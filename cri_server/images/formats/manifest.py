@@ -393,10 +393,14 @@ def _manifest(document: dict[str, Any]) -> Manifest:
 def _refuse_artifact(
     raw: _RawManifest, layers: list[Descriptor], others: tuple[Descriptor, ...]
 ) -> None:
-    """Raise Artifact unless the manifest describes an image. In an artifact the config does not
-    have an image's media type; or the layer list has entries, but none is a file system, as for
-    cosign's signatures and buildkit's attestations. Source: OCI image specification, "Guidelines
-    for Artifact Usage"."""
+    """Raise Artifact unless the manifest describes an image. It describes an artifact in two cases:
+
+    - Its config does not have an image's media type.
+    - Its layer list has entries, but none of them is a file system (cosign's signatures, buildkit's
+      attestations).
+
+    Source: OCI image specification, "Guidelines for Artifact Usage".
+    """
     config = raw.config.media_type
     if config in _IMAGE_CONFIGS and (layers or not others):
         return

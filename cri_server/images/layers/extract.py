@@ -427,8 +427,8 @@ class _Extractor:
         self._times[path] = time_ns
 
     def _charge(self, path: Path) -> None:
-        """Count the bytes of a path that stays in memory until the end of the layer. Raises
-        ResourceExhausted when all such paths together exceed NAMES_LIMIT_BYTES."""
+        """Add the length of `path` to the total for the paths that stay in memory until the layer
+        is extracted. Raises ResourceExhausted when the total exceeds NAMES_LIMIT_BYTES."""
         self._names_bytes += len(path)
         if self._names_bytes > NAMES_LIMIT_BYTES:
             raise ResourceExhausted(

@@ -23,9 +23,12 @@ class IncomingBlob(ABC):
         self.size = 0
 
     def write(self, data: bytes) -> None:
-        """Append data and hash it. For a blob in a file, raises ResourceExhausted, KernelError. For
-        a blob that a decoder receives, raises Interrupted; the caller must then fetch the blob to a
-        file."""
+        """Append data and hash it.
+
+        - A blob in a file: raises ResourceExhausted, KernelError.
+        - A blob that goes to a decoder: raises Interrupted when the transfer ends early. The caller
+          must then fetch the blob to a file.
+        """
         self._hash.update(data)
         self.size += len(data)
         self._put(data)

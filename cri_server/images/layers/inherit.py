@@ -50,8 +50,8 @@ def _walker(tree: Path, stack: ExitStack) -> DirectoryWalker:
 
 
 class _Levels:
-    """Finds the layers that show a directory in the overlay. Leaves out layers hidden by a
-    whiteout, a file or an opaque directory above them. Caches the result for each directory on the
+    """Finds the layers that have a directory and show it in the overlay, because no whiteout, file
+    or opaque directory of a higher layer hides it. Caches the result for each directory on the
     current path."""
 
     def __init__(self, trees: list[DirectoryWalker], budget: WalkBudget) -> None:
@@ -59,8 +59,9 @@ class _Levels:
         self._levels: list[tuple[bytes, list[DirectoryWalker]]] = [(b"", trees)]
 
     def at(self, path: bytes) -> list[DirectoryWalker]:
-        """Return the layers, top first, that show the directory `path`. Calls must come in the
-        order of `depth_first_key`. Raises BadLayer (too many steps), KernelError."""
+        """Return the layers, top first, whose directory `path` is visible in the overlay. Calls
+        must come in the order of `depth_first_key`. Raises BadLayer (too many steps),
+        KernelError."""
         levels = self._levels
         while not (levels[-1][0] in (b"", path) or path.startswith(levels[-1][0] + b"/")):
             levels.pop()

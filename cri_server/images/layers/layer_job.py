@@ -47,8 +47,8 @@ def receive(arguments: Message, fds: list[int]) -> tuple[LayerWork, TarStream, C
 
 @contextmanager
 def writing(folder: str, doing: str) -> Iterator[None]:
-    """Convert OSErrors of a `with` block that writes to `folder` to ResourceExhausted or
-    KernelError. `doing`: the work of the block, for the error."""
+    """Convert an OSError of the `with` block into ResourceExhausted if the disk is full, else into
+    KernelError. `folder`: where the block writes. `doing`: the block's work, for the error."""
     try:
         yield
     except OSError as error:

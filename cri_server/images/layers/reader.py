@@ -117,12 +117,13 @@ def _check(entry: TarMember, limits: UnpackLimits) -> None:
 
 def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
     """Return the kind of the whiteout `entry` (HIDDEN or OPAQUE), and the components of the path
-    that it hides. `names`: the components of the entry's path. Returns None for metadata of aufs
-    (other `.wh..wh.` names).
+    that it hides. `names`: the components of the entry's own path. Raises BadLayer.
 
-    `.wh.NAME` hides NAME of the lower layers; `.wh..wh..opq` hides all that the lower layers have
-    in the directory of the whiteout. Files of the whiteout's own layer stay, also those earlier in
-    the tar. Raises BadLayer.
+    - `.wh.NAME` hides NAME of the lower layers.
+    - `.wh..wh..opq` hides all that the lower layers have in the directory of the whiteout.
+    - Any other `.wh..wh.` name is metadata of aufs: return None.
+
+    A whiteout hides no file of its own layer, not even one that is earlier in the tar.
     """
     *folder, last = names
     if any(name.startswith(AUFS) for name in folder):

@@ -133,8 +133,8 @@ class Receiver:
 
     def __init__(self, memory: int, full: int, freed: int, *, copying: bool = False) -> None:
         """Take over the ring's descriptors: the memory, the pipe of full blocks, the pipe of freed
-        blocks. `copying`: `read` returns copies instead of views of the memory, which the sender
-        can change meanwhile."""
+        blocks. `copying`: `read` returns copies of the blocks, because the sender can still change
+        the memory. Without `copying`, it returns views of the memory."""
         self.fds = (memory, full, freed)
         self._copying = copying
         self._memory: mmap.mmap | None = None

@@ -133,8 +133,9 @@ class StreamLimiter:
         """Wait for a turn, and hold it for the `with` block. The next turn goes to the waiting
         stream whose registry has the fewest turns. `watch` is paused while this call waits.
 
-        Raises Interrupted when no stream ends for STREAM_WAIT_S, and at the latest after
-        STREAM_WAIT_LIMIT_S. The caller must then fetch the blob to a file, which needs no turn.
+        Raises Interrupted if the wait is too long: STREAM_WAIT_S after the last time that a stream
+        ended, or STREAM_WAIT_LIMIT_S in total. The caller must then fetch the blob to a file, which
+        needs no turn.
         """
         with watch.paused():
             await self._take(turn)

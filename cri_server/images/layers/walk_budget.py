@@ -16,7 +16,7 @@ DIRECTORY_STEPS = 8
 
 
 class WalkBudget:
-    """Counts the steps of resolving all names of one layer, and limits them. A step enters one
+    """Limits the number of steps that it takes to resolve all names of one layer. A step enters one
     directory, or follows one symbolic link. The caller counts the layer's entries in `entries`."""
 
     def __init__(

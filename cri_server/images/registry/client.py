@@ -280,8 +280,8 @@ class RegistrySession:
     def _pool_classes(self, sent_by: RegistryHost | None, socks: Proxy | None) -> dict[str, Any]:
         """Return urllib3's pool classes by scheme. Their connections are registered with this
         session for `abort`, and go through the SOCKS proxy `socks` if there is one. `sent_by`: the
-        host whose answer contained the URL, so that the peer's address is checked; None: it is not
-        checked."""
+        host whose answer contained the URL. The peer's address is then checked; if `sent_by` is
+        None, it is not."""
         session = self
 
         class Http(HTTPConnection):

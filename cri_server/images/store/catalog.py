@@ -44,8 +44,8 @@ _NAMES = "names.json"
 
 
 class NotUnpacked(NotFound):
-    """The image's layers must be made again, from its stored blobs or tars: the image is neither
-    mountable nor completely unpacked."""
+    """The image is neither mountable nor completely unpacked. Its layers must be made again, from
+    its stored blobs or tars."""
 
 
 @dataclass(slots=True)
@@ -83,8 +83,8 @@ class Name:
 @dataclass(frozen=True, slots=True)
 class Content:
     """What the store has for one manifest of an image. `chain`: the layers' chain ids, bottom
-    first. `blobs`: digest and size of each blob that the image needs. `mounted`: the layers are
-    stored as tars with an index; else they are unpacked."""
+    first. `blobs`: digest and size of each blob that the image needs. `mounted`: True if the layers
+    are stored as tars with an index, False if they are unpacked."""
 
     image_id: str
     manifest: Manifest
@@ -207,7 +207,8 @@ class Catalog:
         return matches[0] if len(matches) == 1 else None
 
     def name(self, reference: str) -> Name | None:
-        """Return the stored name with the tag or digest in `reference`; None if there is none."""
+        """Return the Name that has the repository and the tag or digest of `reference`; None if the
+        catalog has no such name."""
         return self._state.name(reference)
 
     def content(self, image_id: str) -> Content:
@@ -251,9 +252,9 @@ class Catalog:
         return self._state.name_of(image_id, references)
 
     def is_mounted(self, image_id: str) -> bool:
-        """Return whether a listed image has the mounted form (tars with an index); for an absent
-        image, whether it will get that form. A listed image keeps its form until `convert` changes
-        it, because containers use its files."""
+        """Return whether the image has the mounted form (tars with an index). If the image is not
+        listed, return whether it will get that form. A listed image keeps its form until `convert`
+        changes it, because containers use its files."""
         content = next((c for c in self._state.contents.values() if c.image_id == image_id), None)
         return self._policy.erofs if content is None else content.mounted
 
@@ -439,7 +440,7 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """Replace the catalog's state by `names` and `contents`, without the contents that have no
+        """Replace the catalog's state with `names`, and with those of the `contents` that have a
         name."""
         targets = {name.target.digest for name in names}
         named = {digest: content for digest, content in contents.items() if digest in targets}

@@ -1,5 +1,5 @@
-"""Leases that running pulls and loads hold on digests and chain ids. A collection of the store
-keeps leased content, although no listed image needs it yet."""
+"""Leases that running pulls and loads hold on digests and chain ids. Garbage collection
+of the store keeps leased content, although no listed image needs it yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable
 
-EVERYTHING = "everything"  # a lease on this key prevents any collection
+EVERYTHING = "everything"  # a lease on this key prevents garbage collection
 
 
 class Leases:
@@ -35,8 +35,8 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether the caller, who has a lease on `key`, must not remove the content of
-        `key`, because there is a second lease on `key`, or any lease on EVERYTHING (even the
-        caller's own)."""
+        """Return whether a lease other than the caller's lease on `key` protects the content of
+        `key`: a second lease on `key`, or any lease on EVERYTHING (even the caller's own). The
+        caller must then keep the content."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

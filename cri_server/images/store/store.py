@@ -73,8 +73,8 @@ class Store:
         self._has_trash = False
 
     def errors(self) -> disk_errors:
-        """Convert OSErrors of a `with` block that works on the store to ResourceExhausted for a
-        full disk, else to KernelError."""
+        """Convert an OSError of the `with` block into ResourceExhausted if the disk is full, else
+        into KernelError. The block works on the store."""
         return disk_errors("write to the image store", str(self.root))
 
     async def open(self, in_use: Callable[[str], Sequence[str]]) -> None:
@@ -166,8 +166,8 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Prevent the collection of the content `keys` (digests and chain ids) during the `with`
-        block. First waits for a running collection, because it does not know the new lease and
+        """Prevent garbage collection of the content `keys` (digests and chain ids) during the
+        `with` block. First waits for a running collection: it does not know the new lease, and
         could remove content that the `with` block has found."""
         leased = list(keys)
         await self._lease(leased)
@@ -177,8 +177,8 @@ class Store:
             self._leases.remove(leased)
 
     def loading(self) -> AbstractAsyncContextManager[None]:
-        """Prevent collections during the `with` block: an archive's blobs are stored before it is
-        known which image needs them."""
+        """Prevent garbage collection during the `with` block: an archive's blobs are stored before
+        it is known which image needs them."""
         return self.holding([EVERYTHING])
 
     async def _lease(self, keys: list[str]) -> None:
@@ -352,6 +352,6 @@ class Store:
 
 
 def _stored_blobs() -> BlobSource:
-    """Return the BlobSource of a listed image. It downloads nothing, because all blobs, or the tars
+    """Return a BlobSource for a listed image. It downloads nothing, because all blobs, or the tars
     that have replaced them, are stored."""
     return BlobSource(Watch(math.inf, ""), is_listed=True)

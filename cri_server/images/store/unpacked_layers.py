@@ -120,8 +120,8 @@ class Layers:
         self._list(chain[-1], layer)
 
     def _list(self, chain_id: str, layer: Layer) -> None:
-        """List a layer's record without its paths: there may be a million of them, and only
-        `commit` needs them."""
+        """Add a layer's record to the records in memory, without the paths in it. There may be a
+        million paths, and only `commit` needs them."""
         self._layers[chain_id] = replace(layer, implicit=[], devices=[])
 
     def sync(self, chain: Sequence[str]) -> None:
