@@ -52,8 +52,8 @@ def after_reload(before: Config, after: Config) -> Config:
 
 def keys() -> Iterator[tuple[str, str, bool]]:
     """Yield (table, key, reloads) for each key; `reloads` is True if a running server applies a new
-    value. Leaves out [runtimes.NAME], because a running server applies new values of all its
-    keys."""
+    value. Leaves out [runtimes.NAME]: a running server applies new values of all keys of this
+    table."""
     for table in msgspec.structs.fields(Config):
         if table.name == "runtimes":
             continue

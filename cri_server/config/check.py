@@ -1,7 +1,7 @@
 """Checks rules for configuration values that types cannot express, such as the forms of addresses
 and paths. Reads no files.
 
-Each check yields an InvalidSpec for each wrong value; its `path` is `table.key`.
+Each check yields an InvalidSpec for each wrong value. The path of this error is `table.key`.
 """
 
 from __future__ import annotations

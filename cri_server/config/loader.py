@@ -142,8 +142,8 @@ def _parsed(error: msgspec.ValidationError) -> tuple[str, str]:
 
 
 def _choices(key: str) -> list[str]:
-    """Return the permitted values of a key with a Literal type. No key of [runtimes.NAME] has such
-    a type."""
+    """Return the permitted values of a key with a Literal type. Does not support the keys of
+    [runtimes.NAME], none of which has such a type."""
     kind: Any = Config
     for name in key.split("."):
         kind = {field.name: field.type for field in msgspec.structs.fields(kind)}[name]

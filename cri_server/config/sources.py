@@ -1,7 +1,7 @@
-"""Reads the files of a configuration: `config.toml`, then `config.toml.d/*.toml` by name. Finds the
-line of each key.
+"""Reads the files of a configuration: `config.toml`, then `config.toml.d/*.toml` in the order of
+their names. Finds the line of each key.
 
-A drop-in overrides earlier files key by key. It replaces a list and does not extend it.
+A drop-in overrides earlier files key by key. A list in a drop-in replaces the earlier list.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ConfigSource:
 
 
 def read(path: Path, *, required: bool) -> list[ConfigSource]:
-    """Read the file and its drop-ins. Without `required` the file may be missing. Raises
-    InvalidSpec with the path of the wrong file."""
+    """Read the file `path` and its drop-ins. Without `required` the file may be missing. Raises
+    InvalidSpec; its path names the file that is invalid or cannot be read."""
     files = [path] if required or path.exists() else []
     return [_read(file) for file in (*files, *drop_ins(path))]
 
@@ -116,7 +116,7 @@ def _deepest(values: Any) -> Key:
 
 def leaves(values: dict[str, Any], before: Key = ()) -> Iterator[tuple[Key, Any]]:
     """Yield the full key and the value of each setting in nested tables; an empty table counts as a
-    value. `before`: the key of the table `values`."""
+    value. `before`: the full key of the table `values`."""
     for name, value in values.items():
         if isinstance(value, dict) and value:
             yield from leaves(value, (*before, name))
@@ -131,8 +131,8 @@ def merge(
     origins: dict[Key, ConfigSource | None],
     before: Key = (),
 ) -> None:
-    """Write `values` into the tables of `into`, key by key, and the source of each key into
-    `origins`; the source None is the command line."""
+    """Write each key of `values` into the nested tables `into`. Record `source` (None: the command
+    line) for each key in `origins`. `before`: the full key of the table `values`."""
     for name, value in values.items():
         key = (*before, name)
         if isinstance(value, dict):

@@ -15,8 +15,8 @@ from cri_server.config.sources import Key
 def unknown_keys(
     values: dict[str, Any], table: type[msgspec.Struct] = Config, before: Key = ()
 ) -> Iterator[tuple[Key, str]]:
-    """Yield (key, message) for each key of `values` that `table` does not have. The message may
-    suggest the right key. `before`: the key of `table`."""
+    """Yield (full key, message) for each key of `values` that `table` does not have. The message
+    may suggest the right key. `before`: the full key of the table `values`."""
     kinds = {field.name: field.type for field in msgspec.structs.fields(table)}
     for name, value in values.items():
         key = (*before, name)
