@@ -93,8 +93,8 @@ def mounts(host: Machine) -> Iterator[CheckResult]:
 
 
 def names(host: Machine) -> Iterator[CheckResult]:
-    """Look in `netns_dir` for leftover network namespaces: their files are named like a sandbox,
-    but the server has no record, state folder or network record of this name."""
+    """Look for leftover network namespaces: files in `netns_dir` with the name of a sandbox that
+    has no record, no state folder and no network record."""
     paths, folder = _paths(host), host.path(host.config.network.netns_dir)
     recorded = {
         *records_in(paths.sandbox_records),

@@ -115,7 +115,7 @@ def sysctls(host: Machine) -> Iterator[CheckResult]:
 
 
 def swap(host: Machine) -> Iterator[CheckResult]:
-    """Report enabled swap, because kubelet does not start with swap unless failSwapOn is false."""
+    """Report enabled swap: with it, kubelet starts only if failSwapOn is false."""
     lines = host.text("/proc/swaps").splitlines()[1:]
     if lines:
         names = ", ".join(line.split()[0] for line in lines)

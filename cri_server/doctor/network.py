@@ -21,8 +21,8 @@ NFT_S = 10.0
 
 
 def network(host: Machine) -> ConfiguredNetwork:
-    """Return the CNI network that pods get, as the server would choose it. The path and the
-    messages in the result do not contain `host.top`."""
+    """Return the CNI network that pods get, as the server would choose it. The paths in the result
+    lack the prefix `host.top`."""
     settings, default = host.config.network, None
     if settings.builtin:
         folder = str(host.path(host.config.root / "network" / "leases"))
