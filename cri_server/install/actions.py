@@ -140,8 +140,8 @@ class Remove:
 
 @dataclass(frozen=True, slots=True)
 class EndKeeper:
-    """Ends the process pyrunc-keeper of the state directory `path`. The keeper stores descriptors
-    for the server. As long as it stores any, it would run on after the server's end."""
+    """Ends the process pyrunc-keeper of the state directory `path`. This process does not end by
+    itself while it stores descriptors for the server."""
 
     path: str
 

@@ -1,8 +1,8 @@
 """The text of the installed `/etc/pyrunc/config.toml`, generated from `cri_server.config`: every
 key with its explanation and default.
 
-All keys are comments, so that the defaults of a later version apply to keys that the administrator
-has not changed.
+All keys are commented out, so that the defaults of a later version apply to keys that the
+administrator has not changed.
 """
 
 from __future__ import annotations

@@ -129,6 +129,6 @@ def _quoted(text: str) -> str:
 
 def _escaped(text: str) -> str:
     """Escape text for roff: backslashes, backquotes, hyphens (they become minus signs, which can be
-    copied), and the `.` or `'` of a request at the start."""
+    copied), and a `.` or `'` at the start, which would begin a request."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`")
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain

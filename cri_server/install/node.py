@@ -232,8 +232,9 @@ def _is_changed(root: Path, path: str, content: bytes) -> bool:
 
 
 def _plugins(request: InstallRequest) -> Iterator[Action]:
-    """Yield the actions that install the CNI plugins as executables, for other runtimes, and for
-    plugins such as flannel, which executes bridge. The server itself has the plugins built in."""
+    """Yield the actions that install the CNI plugins as executables. The server has them built in;
+    the executables are for other runtimes, and for plugins such as flannel, which executes
+    bridge."""
     for name in builtin.MODULES:
         path = f"{PLUGINS}/{name}"
         if not _is_free_for_ours(beneath(request.root, path)):

@@ -1,5 +1,5 @@
-"""Completion scripts for bash, zsh and fish, made by click. pyrunc replaces the script for bash,
-and the end of the script for zsh.
+"""Completion scripts for bash, zsh and fish. The script for bash and the end of the script for zsh
+are pyrunc's own; all else is click's.
 
 A script calls the executable whose command line it completes: the executable knows its commands
 and, for some arguments, the existing objects.
