@@ -335,8 +335,8 @@ class _Connection:
 
     def _limit_wait(self) -> None:
         """Set the socket's timeout to the time left until the call's deadline. Until the server's
-        first SETTINGS frame has arrived, use the deadline for that frame if it is sooner. Raises
-        TimeoutError if the call's deadline has passed."""
+        first SETTINGS frame has arrived, the deadline for this frame applies too; the earlier one
+        counts. Raises TimeoutError if the call's deadline has passed."""
         limits = [
             limit
             for limit in (self.deadline, None if self._greeted else self._greet_until)

@@ -300,8 +300,8 @@ def remove_pod(client: Client, pod: str, grace_s: int | None, *, force: bool = F
 
 
 def _release_network(client: Client, pod: str) -> bool:
-    """Make the server give up the pod's network, and print the errors of network plugins. Returns
-    True if a plugin failed."""
+    """Make the server release the network of a stopped pod even if CNI plugins fail. Prints their
+    errors, and returns True if a plugin failed."""
     try:
         lines = client.admin(private.ReleaseNetwork(pod), private.Refusals, None).lines
     except (ServerError, Unsupported):

@@ -3,8 +3,8 @@ with base64 of USER:PASSWORD.
 
 Logins are looked up in $REGISTRY_AUTH_FILE if it is set, else in podman's files, then docker's. The
 first file with a login for the registry is used. If no file has one, credential providers are
-called. New logins are written to the first of these files that exists, or else to the first, with
-mode 0600. Sources: containers-auth.json(5), docker's config.json.
+called. New logins are written to the first of these files that exists, or to the first if none
+exists, with mode 0600. Sources: containers-auth.json(5), docker's config.json.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ def source(reference: str, chosen: Path | None = None) -> str:
 
 
 def _logins(reference: str, chosen: Path | None) -> Iterator[_FileLogin]:
-    """Yield the logins for an image in the order in which they are tried: at most one of each file.
-    If a file names a credential helper, the helper is yielded even if it has no login.
+    """Yield the logins for an image in the order in which they are tried: at most one from each
+    file. If a file names a credential helper, the helper is yielded even if it has no login.
 
     A key in a file may spell the registry's name in any way (`https://R.example/v1/`,
     `r.example:443`)."""
@@ -97,8 +97,8 @@ def _logins(reference: str, chosen: Path | None) -> Iterator[_FileLogin]:
 
 
 def _login_in(path: Path, registry: str, keys: Sequence[str]) -> _FileLogin | None:
-    """Return the login in the file `path` for the first of `keys` that has one, or else the helper
-    that its `credsStore` names; None if there is neither."""
+    """Return the login in the file `path` for the first of `keys` that has a login. If none has
+    one, return the helper that the file's `credsStore` names; None if there is no helper."""
     document = _read(path)
     helpers = _by_normal_key(document.get("credHelpers"))
     logins = _by_normal_key(document.get("auths"))

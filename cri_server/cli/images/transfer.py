@@ -190,8 +190,8 @@ def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool)
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
     """Yield a temporary file for the `with` block to write, or stdout if `path` is None. After the
-    block the file is renamed to `path`. The rename does not follow a symbolic link that another
-    user put there, but replaces it."""
+    block the file is renamed to `path`. If another user has put a symbolic link at `path`, the
+    rename replaces the link and does not follow it."""
     if path is None:
         yield sys.stdout.buffer
         return
@@ -248,7 +248,8 @@ def _feed(
     client: Client, source: BinaryIO, label: str, name: str | None, progress: ProgressLine
 ) -> Sequence[private.LoadedImage]:
     """Make the server load an archive from a pipe, which this process fills from `source`. Returns
-    the loaded images. If this process is killed, the server reads the end of the pipe."""
+    the loaded images. If this process is killed, the server reads end-of-file and does not wait
+    forever."""
     outcome: list[Any] = []
 
     def call(path: str) -> None:

@@ -66,8 +66,8 @@ def _cgroup(pod: api.PodSandboxConfig, linux: Mapping[str, Any]) -> Origin:
 
 
 def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Iterator[Origin]:
-    """Yield the container's arguments. If the request has a command, nothing comes from the image
-    (CRI, `ContainerConfig.command`)."""
+    """Yield the report's lines for the container's arguments. If the request has a command, no
+    argument comes from the image (CRI, `ContainerConfig.command`)."""
     args = list(map(str, process.get("args") or ()))
     first = len(config.command)
     for number, word in enumerate(args):
@@ -80,7 +80,8 @@ def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Itera
 
 
 def _environment(config: api.ContainerConfig, image: Mapping[str, Any]) -> Iterator[Origin]:
-    """Yield the environment variables. Hides the request's values, because they may be secrets."""
+    """Yield the report's lines for the environment variables. Hides the request's values, because
+    they may be secrets."""
     by_name = {}
     for line in image.get("Env") or ():
         name, _, value = str(line).partition("=")

@@ -35,7 +35,7 @@ def events(entries: Iterable[Entry]) -> Iterator[api.ContainerEventResponse]:
     """Yield the events of successful calls, in the order of `entries`. `entries` must be sorted by
     the end of the calls.
 
-    For a RemovePodSandbox also yields the deletion of the pod's containers."""
+    When a pod was removed, also yields the deletion of its containers."""
     containers_by_pod: dict[str, dict[str, str]] = {}  # container names by id
     for entry in entries:
         call, pod = entry["call"], str(entry.get("pod_id", ""))

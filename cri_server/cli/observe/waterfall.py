@@ -18,8 +18,8 @@ WIDTH = 40
 
 
 class TimelineCall(Record):
-    """A call or another event of the timeline: the fields of `timeline.ring.Entry` that are
-    shown."""
+    """A call or another event of the timeline, with the fields of `timeline.ring.Entry` that the
+    commands show."""
 
     call: str
     started_at_ns: int

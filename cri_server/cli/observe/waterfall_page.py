@@ -187,8 +187,8 @@ def _most(call: TimelineCall) -> str:
     an empty text if there are none.
 
     The first step took at least half of the call's time. Each further step is a child of the
-    previous one and took at least half of its time. The percentage is the share of the last step in
-    the call's time."""
+    previous step and took at least half of that step's time. The percentage is the share of the
+    last step in the call's time."""
     path: list[str] = []
     parent: int | None = None
     of_ms = took_ms = call.took_ms

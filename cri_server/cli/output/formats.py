@@ -121,8 +121,8 @@ class OutputOptions:
         return as_json(value, indent=2)
 
     def _apply_template(self, value: Any) -> str:
-        """Return the text of the template for `value`. On a terminal control characters are
-        escaped, because they may come from an image or a container."""
+        """Return the text of the template for `value`. If stdout is a terminal, escapes control
+        characters, because they may come from an image or a container."""
         assert self.template is not None
         text = self.template.render(value)
         return text.translate(VISIBLE_IN_LINES) if sys.stdout.isatty() else text
@@ -253,8 +253,8 @@ def watch(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def repeat(draw: Callable[[], str], watching: float | None) -> None:
     """Print the text that `draw` returns. With `watching`, repeat every `watching` seconds until
-    interrupted. On a terminal each text replaces the previous one. Elsewhere a text is printed only
-    if it differs from the previous one."""
+    interrupted. On a terminal, each text replaces the previous one. Elsewhere, a text is printed
+    only if it differs from the previous one."""
     previous = None
     while True:
         text = draw()

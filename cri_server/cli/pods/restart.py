@@ -142,7 +142,7 @@ def restart_stopped_pod(client: Client, pod: api.PodSandbox, folder: Path) -> st
     containers run first, one after the other. `folder`: the value of --folder, below which `run`
     made the pod's folder.
 
-    After a successful start removes the stopped pod; after an error removes the new one. Raises
+    Removes the stopped pod after a successful start, and the new pod after an error. Raises
     ServerError."""
     containers = _newest(client, pod)
     configs = {c.id: client.container_config(c.id)[0] for c in containers}

@@ -219,7 +219,7 @@ def launch(
 @contextlib.contextmanager
 def _errors_of(container: pod_model.ContainerManifest) -> Iterator[None]:
     """Add the container's name to the message of a ServerError that the `with` block raises, unless
-    the message has it."""
+    the message names the container already."""
     try:
         yield
     except ServerError as error:

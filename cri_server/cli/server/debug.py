@@ -48,8 +48,12 @@ def profile(address: str, seconds: float, folded: bool) -> None:
 
 
 def _table(stacks: list[str]) -> str:
-    """Return a table of the event loop's functions, the busiest first. Its columns: the share of
-    samples in the function itself, the share that includes the functions it called, the name."""
+    """Return a table of the event loop's functions, the busiest first. Its columns:
+
+    - the share of samples in the function itself;
+    - the share of samples in the function or in functions that it called;
+    - the function's name.
+    """
     samples = 0
     total, own = Counter[str](), Counter[str]()
     for line in stacks:

@@ -1,5 +1,5 @@
-"""`pyrunc-cri install-node`: installs the CNI plugins, kubelet's drop-in and, unless the Debian
-package is installed, the files of that package."""
+"""`pyrunc-cri install-node`: installs the CNI plugins and kubelet's drop-in. Also installs the
+files of the Debian package, unless that package is installed."""
 
 from __future__ import annotations
 

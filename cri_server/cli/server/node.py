@@ -66,7 +66,8 @@ def images_fs(address: str, output: OutputOptions) -> None:
 
 
 def _answer(verb: str, request: Any, text: str) -> click.Command:
-    """Return the command `verb` with the help `text`: it sends `request` and prints the reply."""
+    """Return a click command named `verb` with the help `text`. It sends `request` and prints the
+    reply."""
 
     @click.command(verb, help=text)
     @formats.options(("json", "yaml"), listing=False)

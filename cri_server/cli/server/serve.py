@@ -92,6 +92,6 @@ def require_root() -> None:
 
 
 def _key(value: Any) -> Any:
-    """Convert a flag's value to the value of its configuration key: a repeatable flag becomes a
-    list, or None if it is not set."""
+    """Convert the value of a flag to that of its configuration key. The tuple of a repeatable flag
+    becomes a list; an empty tuple becomes None."""
     return (list(value) or None) if isinstance(value, tuple) else value

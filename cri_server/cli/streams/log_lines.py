@@ -54,7 +54,7 @@ class Log:
     files that kubelet makes."""
 
     def __init__(self, path: str) -> None:
-        """Open the files. Raises NotFound, OSError."""
+        """Open the files of the log at `path`. Raises NotFound if there are none, OSError."""
         self._path = path
         self._files = _open_all(path)  # the first one is read, the others follow
         if not self._files:
@@ -77,8 +77,8 @@ class Log:
                 return
 
     def new(self) -> Iterator[LogEntry]:
-        """Yield the lines written since the last call. The first call begins at the position in the
-        oldest file, which `seek_last` may have moved. Raises OSError."""
+        """Yield the lines written since the last call. The first call begins at the start of the
+        oldest file, or where `seek_last` has put the position. Raises OSError."""
         while True:
             if len(self._files) == 1:
                 self._files += self._open_later()
@@ -146,8 +146,8 @@ def last(file: BinaryIO, count: int) -> tuple[int, int]:
 
 
 def moment(text: str, now: datetime.datetime) -> datetime.datetime:
-    """Parse a time: `42m` or `1h30m` before `now`, seconds since 1970, or 2026-11-22T10:00:00Z
-    (local time without a zone). Raises InvalidArgument."""
+    """Parse a time: `42m` or `1h30m` before `now`, seconds since 1970, or 2026-11-22T10:00:00Z. A
+    time without a zone is local time. Raises InvalidArgument."""
     parts = RELATIVE.findall(text)
     if parts and "".join(number + unit for number, unit in parts) == text:
         return now - datetime.timedelta(seconds=sum(float(n) * UNITS_S[unit] for n, unit in parts))

@@ -106,8 +106,8 @@ class Feeder:
                 self._socket.send(bytes([CLOSE, STDIN]))
 
     def _without_keys(self, data: bytes) -> bytes:
-        """Return the input without the detach sequence. If the input ends within the sequence, this
-        part is held back until the next byte."""
+        """Return the input without the detach sequence. If the input ends with a part of the
+        sequence, this part is held back until the next byte."""
         if not self._keys:
             return data
         passed = bytearray()
