@@ -121,8 +121,8 @@ def collect(call: CniCall, config: PluginConfig) -> None:
 
 
 def _retract_masquerade(call: CniCall, config: PluginConfig, tag: str) -> None:
-    """Remove the attachment's masquerade elements, whose comment is `tag`. Looks up the addresses
-    in prevResult first. If there is no element for these, searches the elements of all pods."""
+    """Remove the attachment's masquerade elements: those with the comment `tag`. First looks for
+    elements of the addresses in prevResult. If none exists, searches the elements of all pods."""
     try:
         previous = config.previous_result()
     except CniError:

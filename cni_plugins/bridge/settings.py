@@ -106,7 +106,7 @@ def _mac(config: PluginConfig, call: CniCall) -> str:
     """Return the requested MAC address; empty if none is requested. Raises CniError
     INVALID_ENVIRONMENT.
 
-    runtimeConfig comes first, then `args.cni`, then CNI_ARGS.
+    Looks in runtimeConfig first, then in `args.cni`, then in CNI_ARGS.
     """
     for value, where in (
         (config.capability("mac"), "runtimeConfig.mac"),

@@ -59,8 +59,8 @@ _LINK_TIMEOUT_S = 1.0
 # A file in `leaving/` is checked when its address is about to be assigned. The sweep limits the
 # number of other files, so that ADD need not check them all.
 _SWEEP_EVERY = 16
-"""`release` checks all files in `leaving/` if a released address, as an integer, is a multiple of
-this number."""
+"""About one in this many releases checks all files in `leaving/`: the release of an address that,
+as an integer, is a multiple of this number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +209,8 @@ class NetworkLeases:
                 self._release_address(address, record.link)
 
     def _drop_damaged(self, path: str) -> None:
-        """Remove all leases of the owner with the damaged file `path`. Reads every lease to find
-        them."""
+        """Remove all leases of the owner whose file `path` is damaged. Reads every lease, because
+        only this file listed them."""
         for address in self._address_files():
             if _owner_path(self._owner_in(address)) == path:
                 self._remove(address)

@@ -355,7 +355,7 @@ def _conflict(requested: tuple[Element, ...]) -> AlreadyExists:
 
 
 def describe(element: Element) -> str:
-    """Return an element's port, or its set and key, as text for an error message."""
+    """Return an element as text for an error message: its host port, or else its set and key."""
     if element.set_name in PORT_SETS:
         return f"host port {port_of(element)}/{protocol_of(element)}"
     return f"{element.set_name} {element.key.hex()}"

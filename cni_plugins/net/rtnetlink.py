@@ -2,9 +2,9 @@
 include/uapi/linux/{if_link,rtnetlink,if_addr}.h). Covers only what the plugins need.
 
 One RTM_NEWLINK creates both ends of a veth in their final state: the host end is up and is a port
-of the bridge, the other end is in the pod's namespace and has its final name. To move a link to
-another namespace later would take 20 ms instead of 0.4 ms (measured), because it waits for an RCU
-grace period under the rtnl lock.
+of the bridge, the other end is in the pod's namespace and has its final name. Moving a link to
+another namespace later would take 20 ms instead of 0.4 ms (measured), because the kernel then waits
+for an RCU grace period under the rtnl lock.
 """
 
 from __future__ import annotations

@@ -176,9 +176,11 @@ class Result:
         """Return the addresses of the pod's interface, and the addresses that name no interface.
         Raises CniError DECODING_FAILURE if one of them is invalid.
 
-        The pod's interface is `ifname` in the sandbox `netns`. If this interface has no address,
-        the sandbox is ignored. If `ifname` has no address in any sandbox, all interfaces in `netns`
-        count as the pod's.
+        The pod's interface is the first of these that has an address:
+
+        - `ifname` in the sandbox `netns`
+        - `ifname` in any sandbox, or in none
+        - all interfaces in the sandbox `netns`
         """
         # kindnet and OVN name no sandbox, other plugins name the container id as the sandbox, and
         # kube-ovn gives the interface another name. containerd ignores the sandbox, too.

@@ -50,9 +50,9 @@ def rehearse(folder: str) -> list[int]:
     """Plan a container, and run `state` and `delete` on it a few times. Returns the exit codes of
     the commands. `folder` is made for the files, and removed.
 
-    Stops early, without an error, where no container can be made: for an ordinary user, whose
-    containers need a user namespace, and in a chroot without /proc, in which a package may be
-    installed.
+    Stops early, without an error, if no container can be made. This is so for an ordinary user,
+    whose containers need a user namespace, and for the installation of a package in a chroot
+    without /proc.
     """
     modules = [module for name, module in sys.modules.items() if name.startswith("pyrunc.")]
     before = [
@@ -88,9 +88,9 @@ def run_once(
     resume: Callable[[list[str], dict[bytes, bytes], int], object],
 ) -> None:
     """Make a container as `rehearse` does, and run `state`, `start` and `delete` on it, each in a
-    child process. Unlike in `rehearse`, the commands read and write real JSON. The files are in
-    `folder`, which is made and removed. An error in a child process ends that process only. Raises
-    OSError.
+    child process. The commands read and write real JSON, while `rehearse` uses marshal. The
+    files are in `folder`, which is made and removed. An error in a child process ends that process
+    only. Raises OSError.
 
     Each child process first calls `watch(phase)`. The phase is 2 for the process that makes the
     container, 1 for the others. `resume`: the function of snapshot.py with which a command begins.
@@ -135,8 +135,9 @@ def _fork(work: Callable[[], object]) -> int:
 
 
 def _wait_for_start(folder: str, start: Callable[[], int]) -> None:
-    """Wait on the start socket in `folder` as a container's process does, and answer the command
-    that `start` runs. `start` returns the command's pid."""
+    """Play the container's process for one `start` command: listen on the start socket in `folder`,
+    read the command's byte, and wait until the command has ended. The function `start` starts the
+    command and returns its pid."""
     from socket import AF_UNIX, socket  # not in the snapshot
 
     with socket(AF_UNIX) as waiting:
@@ -171,7 +172,8 @@ def _plan() -> None:
 
 
 def _make_container(folder: str) -> states.State:
-    """Make a container without a process in `folder`, which must not contain a bundle."""
+    """Make a container that has no process. Its bundle, which must not exist yet, and its state are
+    in `folder`."""
     os.makedirs(f"{folder}/bundle/rootfs")
     with open(f"{folder}/bundle/{states.CONFIG}", "w") as file:
         file.write(jsontext.dumps(_configuration()))

@@ -164,8 +164,8 @@ def resume(
 
 
 def _stream(number: int, stream: io.TextIOWrapper) -> io.TextIOWrapper | None:
-    """Return a new standard stream on the descriptor `number`, with the settings of the
-    interpreter's start; None when the descriptor is closed."""
+    """Return `stream` with the settings that a starting Python gives the standard stream `number`;
+    None when this descriptor is closed."""
     try:
         posix.fstat(number)
     except OSError:

@@ -208,9 +208,9 @@ class Cgroup:
             self._write_unless_gone("pids.max", "1")
 
     def release_placeholder(self) -> int | None:
-        """Return the write end of the pipe at which a systemd scope's placeholder process waits;
-        None without a placeholder. The caller closes the write end; the scope lives at least as
-        long as a process has it open."""
+        """Hand a systemd scope's placeholder process to the caller: return the write end of the
+        pipe at which it waits; None without a placeholder. The scope lives at least until the
+        caller closes the write end."""
         placeholder, self._placeholder = self._placeholder, None
         return None if placeholder is None else placeholder.write_end
 
@@ -475,8 +475,8 @@ def _enables_all_controllers(directory: str) -> bool:
 def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
     """Enable the group's controllers, or only those in `only`, for its children.
 
-    Controllers that the kernel refuses are skipped; the write of a limit reports them later. The
-    kernel refuses them if the group has processes or cgroup v1 uses the controller.
+    Skips a controller that the kernel refuses; writing its limits reports it later. The kernel
+    refuses a controller if the group has processes or cgroup v1 uses the controller.
     """
     missing = set(cgroup.controllers(directory)) - set(
         (cgroup.read(directory, "cgroup.subtree_control") or "").split()

@@ -104,8 +104,8 @@ def _try_write(directory: str, setting: CgroupSetting) -> KernelError | None:
 
 
 def _restoring_writes(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
-    """Return the writes that restore the file that `changed` overwrites. Empty if the file is
-    missing, or cannot be read (for example memory.reclaim)."""
+    """Return the writes that would undo the write `changed`, from the file's present content. Empty
+    if the file is missing, or cannot be read (for example memory.reclaim)."""
     try:
         content = cgroup.read(directory, changed.file)
     except KernelError as error:
@@ -147,8 +147,8 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
 
 
 def _note_missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
-    """Return a warning for a limit whose file is missing; no warning if the setting limits nothing.
-    Raises Unsupported unless `missing_controllers` allows the warning."""
+    """Return a warning for a limit whose file is missing; an empty list if the setting means "no
+    limit". Raises Unsupported unless `missing_controllers` allows the warning."""
     # "No limit" is what a missing file means already.
     if setting.dispensable:
         return []

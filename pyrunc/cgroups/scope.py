@@ -85,14 +85,13 @@ def start(
 
 
 def reach(group: Cgroup) -> None:
-    """Make sure that this process can clone children into the group. If it may not move processes
-    there, systemd moves this process into a new scope, which ends when the process ends. Raises
-    PeerError, DeadlineExceeded, Unsupported.
+    """Make sure that this process can clone children into the group. If it lacks the right, ask
+    systemd to move this process into a new scope, which ends with the process. Raises PeerError,
+    DeadlineExceeded, Unsupported.
 
-    A process may be moved only by a process that may write to a common ancestor of the old and the
-    new group (cgroup-v2.rst, "Delegation Containment"). For a move from a login session to a group
-    of the user's systemd, this ancestor belongs to root. So this process asks the user's systemd to
-    move it.
+    Moving a process needs write access to a common ancestor of the old and the new group
+    (cgroup-v2.rst, "Delegation Containment"). Between a login session and a group of the user's
+    systemd, this ancestor belongs to root. From the new scope, it belongs to the user.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return

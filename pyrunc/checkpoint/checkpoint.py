@@ -202,8 +202,8 @@ def _check_parent(images: int, parent: str) -> None:
 
 def standard_streams(state: State) -> list[str]:
     """Return the names (`stream_name`) of the streams that the container got as descriptors 0 to 2.
-    A file on one of the container's mounts gets "", as a terminal does, because CRIU finds the file
-    by its path."""
+    The name is "" for a terminal and for a file on one of the container's own mounts. CRIU finds
+    such a file by its path."""
     # A shell redirects its own descriptors for a moment when it runs `echo > file`, so those of the
     # running process may not be the streams that it got. State files of earlier versions have no
     # streams.
@@ -217,8 +217,8 @@ def standard_streams(state: State) -> list[str]:
 
 
 def configuration_file(state: State) -> Fields:
-    """Return the option for CRIU's configuration file. It is the file that the container's
-    annotation names, else the administrator's. Empty if there is none."""
+    """Return the option that names CRIU's configuration file. The file in the container's
+    annotation replaces the administrator's. Returns no option if the file does not exist."""
     path = (state.annotations or {}).get("org.criu.config", "")
     for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
         if os.path.exists(candidate):
@@ -276,9 +276,9 @@ def _refuse_mounts(spec: Spec) -> None:
 
 
 def mount_points(spec: Spec, root: int) -> list[str]:
-    """Return the mount point of each mount in `spec.mounts`, as CRIU knows it: the destination with
-    the symbolic links of the root resolved. `root`: the root's descriptor; its mounts may be
-    missing. Raises KernelError."""
+    """Return the mount point of each mount in `spec.mounts`, as CRIU knows it: the destination,
+    with symbolic links in the root resolved. `root`: a descriptor of the root, with or without
+    these mounts. Raises KernelError."""
     places: list[str] = []
     for mount in spec.mounts:
         place = clean(mount.destination)
@@ -306,8 +306,8 @@ def bind_mounts(spec: Spec, bundle: str, root: int) -> list[tuple[str, str]]:
 
 
 def masked_files(linux: Linux, root: int) -> list[str]:
-    """Return where /dev/null is mounted: on each masked path that exists in the root and is not a
-    folder, with symbolic links resolved. `root`: the descriptor of a process's root."""
+    """Return the mount points of /dev/null: each masked path, with symbolic links resolved, that
+    exists in the root and is not a folder. `root`: the descriptor of a process's root."""
     masked = []
     for path in dict.fromkeys(map(clean, linux.masked_paths)):
         try:

@@ -48,8 +48,8 @@ def check(folder: int, name: str) -> None:
 
 
 def check_log(folder: int, name: str, log: str) -> None:
-    """Check that CRIU's log, which it overwrites, is absent or a regular file. Raises
-    InvalidArgument."""
+    """Raise InvalidArgument unless the log file, which CRIU will overwrite, is absent or a regular
+    file."""
     try:
         _require_regular(
             os.stat(log, dir_fd=folder, follow_symlinks=False).st_mode, f"{name}/{log}"

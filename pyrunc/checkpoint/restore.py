@@ -213,8 +213,9 @@ def _mount_root(rootfs: str) -> None:
 
 
 def _make_mount_points(spec: Spec, bundle: str, rootfs: str) -> list[tuple[str, str]]:
-    """Create the folders and files on which CRIU mounts. A mount point inside another mount is left
-    out, because CRIU restores it with that mount. Returns the result of `bind_mounts`."""
+    """Create the mount points that CRIU needs in the root: folders and files. Skips a mount point
+    inside another mount, because CRIU restores it with that mount. Returns the result of
+    `bind_mounts`."""
     with closing_fd(os.open(rootfs, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         mounted: list[str] = []
         binds = dumps.bind_mounts(spec, bundle, root)
@@ -250,7 +251,8 @@ def _make_mount_point(root: int, place: str, is_file: bool) -> None:
 
 
 def _inherited_numbers(descriptors: NamedDescriptors) -> dict[int, int]:
-    """Return number in CRIU -> our number for each of `descriptors`, in their order."""
+    """Assign each of `descriptors` a number in CRIU, in order. Return number in CRIU -> our
+    number."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 
@@ -299,7 +301,7 @@ def _criu_options(
 
 
 def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
-    """Check the folders of images and work, and the dump's files, before the container is created.
+    """Check the image folder, the work folder and the dump's files before the container is created.
     Return the stored names of descriptors 0 to 2. Raises NotFound, InvalidArgument."""
     with (
         closing_fd(dumps.open_folder(choices.image_path, make=False)) as folder,

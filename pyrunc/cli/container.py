@@ -56,8 +56,8 @@ def run(call: CommandLine, log: CommandLog) -> int:
 
 
 def become_subreaper(options: dict[str, Any]) -> None:
-    """Make this process the parent of the container's orphans, so that it reaps them and the
-    machine's init need not. Does nothing with --detach or --no-subreaper."""
+    """Make this process, instead of the machine's init, the parent that reaps the container's
+    orphans. Does nothing with --detach or --no-subreaper."""
     if not (options["detach"] or options["no_subreaper"]):
         from pyrunc.kernel.reaper import set_child_subreaper
 

@@ -102,8 +102,8 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
 
 
 def open_missing_stdio() -> None:
-    """Open /dev/null for descriptors 0 to 2 that our caller closed, so that no file of ours gets
-    their numbers."""
+    """Open /dev/null in place of each standard stream (0 to 2) that our caller has closed.
+    Otherwise a file of ours would get its number."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -120,9 +120,11 @@ class CommandLog:
 
 
 def _open(path: str) -> int:
-    """Open the log file for appending, and create a missing one. Returns a descriptor of at least
-    LOWEST_NUMBER, or the highest that RLIMIT_NOFILE allows: lower numbers may be closed stdio, or
-    descriptors that the caller passes to the container. Raises OSError."""
+    """Open the log file for appending, and create a missing one. Raises OSError.
+
+    The descriptor's number is at least LOWEST_NUMBER, or as high as RLIMIT_NOFILE allows. Lower
+    numbers may be closed stdio, or descriptors that the caller passes to the container.
+    """
     import fcntl
     from resource import RLIMIT_NOFILE, getrlimit
 

@@ -56,7 +56,7 @@ def process_from_file(path: str, text: bytes) -> dict[str, Any]:
 
 def _user(base: dict[str, Any], text: str, groups: Sequence[str]) -> dict[str, Any]:
     """Return `base`, the container's user object, with the ids in `text` (`UID` or `UID:GID`) and
-    the additional `groups`. Raises InvalidArgument for anything but numbers: to ignore text after a
+    the additional `groups`. Raises InvalidArgument for anything but numbers: ignoring text after a
     number would choose another user (CVE-2026-30892)."""
     user = dict(base)
     if text:

@@ -159,7 +159,7 @@ def _other(value: Any) -> Any:
 
 
 def _joined(paths: set[Path]) -> set[Path]:
-    """Return fewer, larger paths for a person to read. A path inside a list item becomes the item's
+    """Merge paths, so that a person has fewer to read. A path inside a list item becomes the item's
     path. Two or more members of one object become the object."""
     joined = {_item(path) for path in paths}
     while True:

@@ -115,8 +115,7 @@ def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
 def _keep_files(uid: int, gid: int) -> None:
     """Set the ids for file access (setfsuid(2), setfsgid(2)) to the user's own, so that new files
     belong to the user. Otherwise, if the maps make another host id root of the namespace, the
-    user's next command could not read the state. A process that executes another command loses
-    these ids."""
+    user's next command could not read the state. execve(2) resets these ids."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),

@@ -113,7 +113,7 @@ class _Terminal:
         self._input, self._has_input = b"", True
 
     def copy(self) -> None:
-        """Copy both ways until the process has ended and all its output is written."""
+        """Copy input and output until the process has ended and all its output is written."""
         before = self._make_raw()
         old = set_handler(SIGWINCH, lambda *_: self._resize())
         try:

@@ -23,7 +23,7 @@ TEXT, FLAG = "a string", "true or false"
 INT64, UINT64 = (-(1 << 63), (1 << 63) - 1), (0, (1 << 64) - 1)
 UINT32, UINT16 = (0, (1 << 32) - 1), (0, (1 << 16) - 1)
 ANY = "*"
-"""In the shape of an object: stands for all other properties."""
+"""In the shape of an object: stands for all properties that the shape does not name."""
 
 # A device number has 32 bits; a negative one stands for all, as in runc.
 _DEVICE = {"major": (-(1 << 63), (1 << 32) - 1), "minor": (-(1 << 63), (1 << 32) - 1)}
