@@ -160,8 +160,9 @@ async def _start(
 
 
 async def _replace_shims(services: Services, *, done: bool) -> None:
-    """Replace the remaining shims of another version: those that continue because they cannot write
-    a log, for example to a full disk. Tries once a minute. `done`: no such shim is left."""
+    """Try once a minute to replace the shims of another version that could not be replaced before,
+    because they could not write a log (for example on a full disk). Return when all of them are
+    replaced. `done`: all are replaced already."""
     while not done:
         await asyncio.sleep(REPLACE_AGAIN_S)
         try:
@@ -265,8 +266,8 @@ async def _use_keeper(services: Services, replaced: bool) -> None:
 
 
 async def _moved(services: Services, sandbox: Sandbox) -> None:
-    """Update the pod's record and its network's record after another shim has taken the pod
-    over."""
+    """Update the pod's record, and the record of its network, after another shim has taken over the
+    pod."""
     await services.network.update_path(sandbox.id, sandbox.netns_path)
     if services.paths.sandbox_record(sandbox.id).exists():
         await disk.save_sandbox(services.paths, sandbox)

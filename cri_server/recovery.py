@@ -96,8 +96,8 @@ def _read(folder: Path, read: Callable[[Path], Object]) -> dict[Path, Object | E
 
 
 def _readable(objects: dict[Path, Object | Exception]) -> list[Object]:
-    """Return the objects that could be read. Delete each empty record, which a power cut has left,
-    and rename each other unreadable record to ID.damaged."""
+    """Return the objects that could be read. Delete the empty records, which a power cut has left.
+    Rename all other unreadable records to ID.damaged."""
     for path, item in objects.items():
         if isinstance(item, Exception):
             _put_aside(path, item)

@@ -29,8 +29,8 @@ class Data:
 class Reset:
     """The stream was reset: by the peer, or by this side because the peer broke the protocol.
 
-    The stream counts as open until the connection's owner has ended the work for it and has
-    subtracted one from `Http2Connection.unfinished_streams`.
+    The stream counts as open until the connection's owner has ended its work for the stream and
+    has subtracted one from `Http2Connection.unfinished_streams`.
     """
 
     stream_id: int

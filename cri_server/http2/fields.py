@@ -36,7 +36,8 @@ class Malformed(Exception):
 
 
 def check(fields: list[Field]) -> int | None:
-    """Check the fields; return content-length, or None without it. Raises Malformed."""
+    """Check a request's header fields. Return the value of content-length, or None if this field is
+    missing. Raises Malformed."""
     pseudo: set[bytes] = set()
     regular, length = False, None
     for name, value in fields:

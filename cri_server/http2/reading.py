@@ -68,14 +68,15 @@ class Reader:
 
 
 def unpadded(body: bytes) -> bytes:
-    """Return a frame's body without its padding and the padding's length. Raises Broken."""
+    """Return the body of a padded frame without its first byte (the padding's length) and without
+    the padding. Raises Broken."""
     if not body or body[0] >= len(body):
         raise Broken(ErrorCode.PROTOCOL_ERROR, "padding exceeds its frame")
     return body[1 : len(body) - body[0]]
 
 
 def check_size(valid: bool, name: str) -> None:
-    """Raise Broken with FRAME_SIZE_ERROR unless `valid`, the result of a check of a frame's size
-    and stream. `name`: the frame's type, for the error."""
+    """Raise Broken with FRAME_SIZE_ERROR if `valid` is False. `valid`: the caller found the frame's
+    size and stream correct; `name`: the frame's type, for the error."""
     if not valid:
         raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a {name} frame has a wrong size or stream")

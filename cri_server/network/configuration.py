@@ -57,7 +57,7 @@ class Configuration:
         self._current = ConfiguredNetwork(None, "", "")
 
     def replace(self, folder: str, default: dict[str, Any] | None) -> None:
-        """From the next call of `current` on, read the folder `folder` and use `default`."""
+        """Set the folder and the built-in network that later calls of `current` use."""
         self._folder, self._default, self._signature = folder, default, None
 
     def current(self) -> ConfiguredNetwork:

@@ -18,8 +18,8 @@ HOST_LOCAL, DEFAULT_FOLDER = "host-local", "/var/lib/cni/networks"
 
 @dataclass(frozen=True, slots=True)
 class LeaseUsage:
-    """How many addresses of one network and one IP version (`version`: 4 or 6) are leased: `taken`
-    of the `size` addresses in its ranges."""
+    """The use of a network's address ranges of one IP version (`version`: 4 or 6): they have `size`
+    addresses, and `taken` of these are leased."""
 
     network: str
     version: int

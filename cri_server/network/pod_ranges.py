@@ -60,8 +60,8 @@ class PodRanges:
 
 
 def parse(subnets: Iterable[str]) -> tuple[str, ...]:
-    """Return the non-empty ones of `subnets` in canonical form. Raises InvalidArgument for a
-    malformed CIDR."""
+    """Return the CIDRs in `subnets` in canonical form; skip empty strings. Raises InvalidArgument
+    for a malformed CIDR."""
     try:
         return tuple(str(parse_network(subnet.strip())) for subnet in subnets if subnet.strip())
     except ValueError as error:

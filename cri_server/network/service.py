@@ -363,8 +363,8 @@ class NetworkService:
         return await self._plugins.add(attachment, progress)
 
     async def _store(self, attachment: Attachment) -> None:
-        """Write the attachment's record in a thread. A cancelled caller waits until it is written,
-        too. Raises ResourceExhausted, KernelError."""
+        """Write the attachment's record in a thread, and wait for the end of the write even when
+        cancelled. Raises ResourceExhausted, KernelError."""
         with disk_errors("write", "the network's record"):
             # A thread cannot be stopped: a roll-back that overtook it would leave the record
             # behind.
@@ -468,8 +468,8 @@ def _folders(bin_dir: str) -> tuple[str, ...]:
 
 
 def _warnings(configured: ConfiguredNetwork) -> set[str]:
-    """Return the problems of the configuration folder that must be logged. That the folder is empty
-    is not among them, because kubelet reports this."""
+    """Return the problems of the configuration folder that must be logged. An empty folder is not
+    logged, because kubelet reports it."""
     return {
         *configured.skipped,
         *([configured.problem] if configured.source and configured.problem else []),

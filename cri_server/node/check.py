@@ -63,7 +63,8 @@ def _tls_problems(streaming: StreamingConfig) -> Iterator[InvalidSpec]:
 def _problem(
     key: str, check_value: Callable[[Any], object], value: object
 ) -> Iterator[InvalidSpec]:
-    """Yield the error of `check_value` for the key's value, if it raises one."""
+    """Call `check_value(value)`. If it raises an error, yield this error as an InvalidSpec whose
+    path begins with `key`."""
     try:
         check_value(value)
     except InvalidSpec as error:

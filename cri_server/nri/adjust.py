@@ -26,9 +26,10 @@ def apply(
     """Apply `adjustment` to `spec`. Ignores CDI devices: the caller applies their edits
     (`cri_server.spec.cdi`).
 
-    `clamp_oom_score_adj`: returns the requested oom_score_adj, raised to the lowest value that the
-    server may set. `block_io`, `rdt`: return the OCI object for the name of a class. Raises
-    InvalidArgument for values that OCI does not permit.
+    `clamp_oom_score_adj`: a function that raises an oom_score_adj to the lowest value that the
+    server may set. `block_io`, `rdt`: functions that return the OCI object for the name of a class.
+
+    Raises InvalidArgument for values that OCI does not permit.
     """
     process, linux, linux_adjustment = spec["process"], spec["linux"], adjustment.linux
     _pairs(spec, "annotations", adjustment.annotations)

@@ -304,7 +304,7 @@ def _set(pairs: Any, key: str, value: Any) -> None:
 
 
 def _keep(entries: Any, predicate: Callable[[Any], bool]) -> None:
-    """Remove the entries of a repeated field for which `predicate` is false."""
+    """Remove from `entries`, a repeated field, each entry for which `predicate` returns False."""
     remaining = [entry for entry in entries if predicate(entry)]
     del entries[:]
     entries.extend(remaining)

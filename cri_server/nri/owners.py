@@ -27,7 +27,8 @@ class Owners:
         self.message = api.OwningPlugins()
 
     def claim(self, container: str, field: int, plugin: str, key: str | None = None) -> None:
-        """Record that `plugin` sets the field, or its entry `key`. Raises Conflict."""
+        """Record that `plugin` sets the field, or the entry `key` of the field. Raises Conflict if
+        another plugin has set it."""
         owners = self.message.owners[container]
         entries: Any = owners.simple if key is None else owners.compound[field].owners
         entry = field if key is None else key
@@ -40,8 +41,8 @@ class Owners:
         entries[entry] = plugin
 
     def clear(self, container: str, field: int, plugin: str, key: str | None = None) -> None:
-        """Record that `plugin` removes the field, or its entry `key`. Afterwards the same plugin
-        may set it; any other plugin gets a Conflict."""
+        """Record that `plugin` removes the field, or the entry `key` of the field. Afterwards the
+        same plugin may set it; any other plugin gets a Conflict."""
         owners = self.message.owners[container]
         if key is None:
             owners.simple[field] = REMOVED + plugin
@@ -55,10 +56,10 @@ class Owners:
         owners.simple[field] = f"{before},{plugin}" if before else plugin
 
     def snapshot(self, container: str) -> api.FieldOwners:
-        """Copy the owners of a container, for `restore`."""
+        """Return a copy of the owners of a container, for `restore`."""
         return copy(self.message.owners[container])
 
     def restore(self, container: str, owners: api.FieldOwners) -> None:
-        """Set the owners of a container to `owners`, a result of `snapshot`: later claims are
-        dropped."""
+        """Restore the owners of a container to `owners`, which `snapshot` has returned. This drops
+        all claims since then."""
         self.message.owners[container].CopyFrom(owners)

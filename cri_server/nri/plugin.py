@@ -84,7 +84,7 @@ class Plugin:
         return self.open and bool(self.events & 1 << (event - 1))
 
     def close(self) -> None:
-        """Close the connection. A plugin that the server has started ends."""
+        """Close the connection. If the server has started the plugin, also end its process."""
         self.connection.close()
 
     # -- the handshake

@@ -74,7 +74,7 @@ class NriObserver(LifecycleObserver):
             await self._listen()
 
     async def close(self) -> None:
-        """Close all plugins. Plugins that the server has started end."""
+        """Close the connections of all plugins, and end the plugins that the server has started."""
         path = Path(self._settings.socket)
         if self._listener is not None:
             self._listener.close()

@@ -31,9 +31,9 @@ class Events:
         self._latest_ns = 0
 
     def now_ns(self) -> int:
-        """Return the current time in ns, but always later than at the previous call, even after the
-        clock was set back. kubelet compares these times, and uses a pod's status or its event,
-        whichever is newer."""
+        """Return the current time in ns. The result is always greater than that of the previous
+        call, even if the clock was set back: kubelet compares the times of a pod's status and of
+        its event, and uses the newer one."""
         self._latest_ns = max(time.time_ns(), self._latest_ns + 1)
         return self._latest_ns
 

@@ -72,30 +72,30 @@ def _gauge(name: str, help: str, read: Reader, *labels: str) -> Metric:
 
 
 def _cpu(key: str) -> Reader:
-    """Return a reader of the field `key` of cpu.stat."""
+    """Return a function that reads the field `key` of cpu.stat."""
     return lambda figures: (figures.usage.cpu or {}).get(key, 0)
 
 
 def _cpu_seconds(key: str) -> Reader:
-    """Return a reader of the time `key` of cpu.stat, in seconds. (The kernel counts
-    microseconds.)"""
+    """Return a function that reads the time `key` of cpu.stat and converts it from microseconds to
+    seconds."""
     return lambda figures: (figures.usage.cpu or {}).get(key, 0) // 1_000_000
 
 
 def _memory_stat(key: str) -> Reader:
-    """Return a reader of the field `key` of memory.stat."""
+    """Return a function that reads the field `key` of memory.stat."""
     return lambda figures: figures.stat(key)
 
 
 def _memory_events(key: str) -> Reader:
-    """Return a reader of the field `key` of memory.events. The value is 0 if the field is
-    missing."""
+    """Return a function that reads the field `key` of memory.events. Its result is 0 if the field
+    is missing."""
     return lambda figures: figures.memory.events.get(key, 0)
 
 
 def _limit(name: str) -> Reader:
-    """Return a reader of the field `name` of the container's LinuxContainerResources. The value is
-    0 without a limit."""
+    """Return a function that reads the field `name` of a container's LinuxContainerResources. Its
+    result is 0 if no limit is set."""
     return lambda figures: max(0, getattr(figures.limits, name))
 
 
@@ -129,8 +129,8 @@ def _huge_pages(key: str) -> Reader:
 
 
 def _pressure(name: str, kind: str) -> Reader:
-    """Return a reader of the seconds for which tasks waited for the resource `name` (PSI). `kind`:
-    `some` (at least one task waited) or `full` (all tasks waited)."""
+    """Return a function that reads for how many seconds tasks have waited for the resource `name`
+    (PSI). `kind`: `some` (at least one task waited) or `full` (all tasks waited)."""
 
     def read(figures: ContainerFigures) -> Values:
         pressure = figures.usage.pressure.get(name, {}).get(kind)

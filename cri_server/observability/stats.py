@@ -84,8 +84,8 @@ class LayerSizes:
         return {each: self._cache[each][1] for each in roots if each in self._cache}
 
     def measured(self, roots: Mapping[str, Path]) -> tuple[int, int]:
-        """Return the total bytes and inodes of those layers whose size is in the cache. Start a
-        walk of each other layer, but do not wait for it."""
+        """Return the total bytes and inodes of the layers whose sizes are in the cache. Start to
+        measure the remaining layers, but do not wait for the result."""
         for container_id, root in roots.items():
             if container_id not in self._cache:
                 self._start_walk(container_id, root)
@@ -151,9 +151,9 @@ class CpuRates:
         """Return the nanoseconds of CPU time that the cgroup `key` uses per second. `used_ns`: its
         total CPU time at `now_ns`.
 
-        Returns None until SAMPLE_DISTANCE_NS after the first sample; if the cgroup has used no CPU
-        time since the first sample, until RATE_WINDOW_NS after it. If `used_ns` has decreased, the
-        cgroup was deleted and created again: the present sample is then the first.
+        Returns None while the first sample is younger than SAMPLE_DISTANCE_NS, or, if the cgroup
+        has used no CPU time since that sample, younger than RATE_WINDOW_NS. If `used_ns` has
+        decreased, the cgroup was deleted and created again: this call's sample is then the first.
         """
         samples = self._cache.get(key)
         if samples is None or used_ns < samples[-1][1]:
@@ -351,8 +351,8 @@ def memory_of(pids: Iterable[int]) -> Memory:
 
 
 def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, stats: Stats) -> None:
-    """Fill CPU and memory usage from `stats`. `key`: the id of the container or sandbox, by which
-    the CPU rate finds the previous sample."""
+    """Fill `cpu` and `memory` with the usage in `stats`. `key`: the id of the container or sandbox;
+    `rates` stores the CPU samples under it."""
     now = time.time_ns()
     cpu.timestamp = memory.timestamp = now
     # cpu.stat has the usage also without the controller cpu (admin-guide/cgroup-v2.rst, "CPU").
@@ -387,7 +387,8 @@ def _fill_swap(swap: api.SwapUsage, stats: Stats) -> None:
 
 
 def _psi(message: Any, stats: Stats, name: str) -> None:
-    """Fill pressure stall information; the kernel counts microseconds, CRI nanoseconds."""
+    """Fill the field `psi` of `message` with the pressure of the resource `name`. The kernel counts
+    microseconds, CRI nanoseconds."""
     for kind, figures in stats.pressure.get(name, {}).items():
         data = getattr(message.psi, kind.capitalize())
         data.Total = int(figures["total"]) * 1000

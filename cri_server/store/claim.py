@@ -39,8 +39,8 @@ from pyrunc.records import RecordFile
 log = logging.getLogger(__name__)
 
 EARLIER_STATE = Path("/run/pyrunc")
-"""The default state directory of earlier versions; it was also the OCI runtime's root. Pods there
-are found until the next boot."""
+"""The default state directory of earlier versions; it was also the OCI runtime's root. The server
+still uses it while it contains pods of this boot."""
 LOCK = "server.lock"
 FORMAT = 3
 """The format of the pods: of their records, the files in their folders and the protocol of their

@@ -11,8 +11,8 @@ from pyrunc.records import Record
 
 
 class ProcessIdentity(Record):
-    """A process that cannot be mistaken for a later one with the same pid: `start_time` is field 22
-    of /proc/PID/stat, in clock ticks since boot."""
+    """Identifies a process, so that a later one with the same pid is not mistaken for it.
+    `start_time`: field 22 of /proc/PID/stat, in clock ticks since boot."""
 
     pid: int
     start_time: int

@@ -129,8 +129,8 @@ class _GarbageCollector:
                 )  # fmt: skip
 
     async def _convert(self, image: Image, name: str) -> None:
-        """Convert an image to the form that `[images] store` requires, mounted or unpacked, unless
-        a container uses the image. Report the image under `name`; in a dry run only report."""
+        """Convert an image to the form that `[images] store` requires: mounted or unpacked. Keep an
+        image that a container uses. Report the image as `name`; in a dry run do nothing else."""
         images, index = self._services.images, self._services.index
         why = f"[images] store requires it {images.to_convert(image.id)}"
         try:

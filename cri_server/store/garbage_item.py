@@ -7,10 +7,10 @@ from pyrunc.records import Record
 
 
 class GarbageItem(Record):
-    """An object on disk that the garbage collector has examined, and its action.
+    """An object on disk that the garbage collector has examined.
 
-    `action`: `keep`; in a dry run also `remove` or `convert`; otherwise also `removed`, `converted`
-    or `failed`. `why`: the reason.
+    `action`: what the collector did: `keep`, `removed`, `converted` or `failed`; in a dry run what
+    it would do: `keep`, `remove` or `convert`. `why`: the reason.
     """
 
     kind: str

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 @dataclass(frozen=True, slots=True)
 class ExecSessionOptions:
     """A checked `ExecRequest`: it has at least one stream, and no stderr with a tty. `changes`:
-    fields that replace fields of the container's OCI process."""
+    `user`, `cwd` and `env` that override those of the container's OCI `process` object."""
 
     container_id: str
     command: tuple[str, ...]

@@ -32,8 +32,8 @@ FRAMES_PER_TURN = 100
 
 
 class MultiplexedStream:
-    """One SPDY stream. The task that owns it writes to the client (it is an `Outbound`), and reads
-    the client's data from `inbound`."""
+    """One SPDY stream. The task that owns the stream writes to the client with `write` (of
+    `Outbound`), and reads the client's data from `inbound`."""
 
     def __init__(self, multiplexer: Multiplexer, stream_id: int, headers: Headers) -> None:
         self._multiplexer, self.stream_id, self.headers = multiplexer, stream_id, headers

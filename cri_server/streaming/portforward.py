@@ -100,8 +100,8 @@ class ForwardLimits:
     each session; a session's connections and dials count in both."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
-        """`whole`: for a session, the limits of the whole server, else None; `pod`: the session's
-        sandbox id."""
+        """`whole`: the object of the whole server; None if this is that object. `pod`: the sandbox
+        id of this object's session."""
         self._whole, self._pod = whole, pod
         self.limit = LIMIT if whole is None else SESSION_LIMIT
         self._dials: Dials = Dials() if whole is None else whole._dials
@@ -156,10 +156,10 @@ async def forward(
     *,
     half_close: bool = True,
 ) -> str:
-    """Connect to `port` in the pod, and copy until both directions have ended. Return an error
-    message, empty on success.
+    """Connect to `port` in the pod, and copy data between client and pod until both directions have
+    ended. Return an error message, empty on success.
 
-    `data`, `inbound`: the two directions of the client's data stream. With `half_close` False
+    `data`, `inbound`: the client's data stream, to and from the client. With `half_close` False
     (WebSocket) the client cannot end its direction alone, so both directions end when the pod
     closes the connection.
     """
@@ -230,7 +230,7 @@ class _Copier:
         self._chunks = 0
 
     async def to_pod(self) -> None:
-        """Copy from client to pod until the client ends its data or the pod closes the
+        """Copy data from the client to the pod until the client ends its data or the pod closes the
         connection."""
         try:
             while data := await self._inbound.read():
@@ -243,7 +243,7 @@ class _Copier:
             self._inbound.discard()
 
     async def to_client(self) -> None:
-        """Copy from pod to client until the pod ends its data."""
+        """Copy data from the pod to the client until the pod ends its data."""
         while received := await read_some(self._socket.fileno()):
             await self._data.write(received)
             self._chunks += 1

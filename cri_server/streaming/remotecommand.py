@@ -205,8 +205,8 @@ class OutputCopy:
     sending: bool = False
 
     async def copy(self) -> None:
-        """Copy to the end of the output. If the client resets the stream, discard the rest, so that
-        the process does not block."""
+        """Copy the process's output to the client until the output ends. If the client resets the
+        stream, discard the remaining output, so that the process does not block."""
         connected = True
         while data := await read_some(self.fd):
             self.sending = True

@@ -157,8 +157,8 @@ class Messages:
 
 
 class WebSocketChannel:
-    """One channel of a WebSocket session. The task that owns it writes to the client (it is an
-    `Outbound`), and reads the client's data from `inbound`."""
+    """One channel of a WebSocket session. The task that owns the channel writes to the client with
+    `write` (of `Outbound`), and reads the client's data from `inbound`."""
 
     def __init__(self, channels: Channels, number: int) -> None:
         self._channels, self.number = channels, number

@@ -1,2 +1,1 @@
-"""The server's side of its zygote and workers: clients that start processes and send them
-requests."""
+"""Starts the server's zygote, and through it worker processes and jobs; sends them requests."""

@@ -32,9 +32,9 @@ class Workers:
     """The worker processes that run one function. Use from one event loop."""
 
     def __init__(self, zygote: Zygote, function: str, name: str, limit: int) -> None:
-        """Prepare workers, which are started on demand. `function(arguments, [socket])` answers
-        requests until the socket closes. `name`: for error messages. `limit`: the largest number
-        of busy workers, and of idle workers that stay."""
+        """Start no worker yet: workers are started on demand. A worker calls `function(arguments,
+        [socket])`, which answers requests until the socket closes. `name`: for error messages.
+        `limit`: at most this number of workers are busy at once, and as many idle ones stay."""
         self._zygote = zygote
         # A replaced zygote ends only after its jobs, which include idle workers.
         zygote.on_renewed.append(self.close)
@@ -139,8 +139,8 @@ class Workers:
 
 
 class _Worker:
-    """A worker process and the connection to it. `ending`: the task that ends with the process.
-    `zygote_pid`: the zygote that has forked it, None before the first answer."""
+    """A worker process and the connection to it. `ending`: a task that waits for the end of the
+    process; `zygote_pid`: the pid of the zygote that forked it, None before the first answer."""
 
     def __init__(self, zygote: Zygote, function: str, name: str) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

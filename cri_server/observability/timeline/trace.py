@@ -12,7 +12,7 @@ from types import TracebackType
 
 SPANS_LIMIT = 512
 ROOT = -1
-"""The parent index of spans directly below the call."""
+"""The value of `Span.parent` if no other span encloses the span."""
 
 
 @dataclass(slots=True)

@@ -89,7 +89,7 @@ def relabel_tree(path: str, label: bytes) -> None:
 
 
 def _reopen(folder: int, path: str) -> int:
-    """Return a readable descriptor of a folder; `folder` was opened with O_PATH. Raises
+    """Open `folder`, a descriptor with O_PATH, again for reading. Return the new descriptor. Raises
     KernelError; on NFS also for folders of other users (EACCES)."""
     with kernel_errors("open", repr(path)):
         return os.open(".", FOLDER, dir_fd=folder)

@@ -42,8 +42,8 @@ class StreamOpened:
 
 @dataclass(frozen=True, slots=True)
 class StreamData:
-    """Event: data of a stream, which is a whole data frame or a part of one. `fin`: this is the
-    stream's last data, which may be empty."""
+    """Event: a data frame's body, or a part of it. `fin`: this is the stream's last data, which may
+    be empty."""
 
     stream_id: int
     data: bytes
@@ -293,7 +293,7 @@ class SpdyConnection:
         self._streams.pop(stream_id, None)
 
     def probe(self) -> None:
-        """Queue an empty data frame of an open stream for `data_to_send`. The frame has no effect
+        """Queue an empty data frame on an open stream for `data_to_send`. The frame has no effect
         on the client and needs no reply. Does nothing when no stream is open for sending."""
         for stream_id, stream in self._streams.items():
             if stream.sending:
@@ -309,7 +309,8 @@ class SpdyConnection:
 
 
 def _is_clients(number: int) -> bool:
-    """Return whether the client has chosen the id of a stream or ping: its ids are odd."""
+    """Return whether the client has chosen `number`, the id of a stream or ping. The client's ids
+    are odd."""
     return number % 2 == 1
 
 
