@@ -123,8 +123,8 @@ def _clone_and_attach(low: Lowering, op: m.MountTree) -> None:
 
 
 def _clone_in_root(low: Lowering, op: m.MountTree) -> None:
-    """Emit calls that bind-mount a path of the container's root. The program resolves the path when
-    it runs: the path may lead into earlier mounts, but not out of the root."""
+    """Emit calls for a bind mount whose source is in the container's root. The program resolves the
+    source's path when it runs: the path may lead into earlier mounts, but not out of the root."""
     a, folder, done = low.a, low.a.label(), low.a.label()
     place = low.beneath(op.source.lstrip("/") or ".")
     flags = CLONE | EMPTY | (f.AT_RECURSIVE if op.recursive else 0)
