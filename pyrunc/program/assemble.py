@@ -59,8 +59,8 @@ _PADDING = [(0,) * n for n in range(7)]
 # Operations have a fixed size, so the launcher's interpreter parses nothing: it indexes an array.
 _RULES_AT_MOST = 3
 _NOWHERE = -1
-"""The set of stored slots (a bit mask) at an operation that no path reaches: all slots, so that
-an intersection with the set of another path changes nothing."""
+"""The bit mask of the slots that have a value, at an operation that no path reaches. It contains
+all slots, so that an intersection with the mask of another path changes nothing."""
 _pack = _encode.OPERATION.pack
 _plain: dict[tuple[int, tuple[Argument, ...]], bytes] = {}
 """The packed bytes of calls that have only numbers as arguments, and neither a rule nor a result.
@@ -69,7 +69,7 @@ _PLAIN_AT_MOST = 1000
 
 
 class _Jump:
-    """An operation that jumps to labels. Its bytes are made when all labels have their places."""
+    """An operation that jumps to labels. It is encoded last, when every label has been placed."""
 
     __slots__ = ("after", "before", "index", "rules", "times", "true")
 
@@ -89,7 +89,8 @@ class _Jump:
         self.times, self.after = times, after
 
     def packed(self, size: int) -> bytes:
-        """Return the operation's bytes in a program of `size` operations."""
+        """Encode the operation for a program of `size` operations. Raises InvalidArgument for a
+        label that was never placed."""
         skips = [0, 0, 0]
         for place, label in enumerate(self.rules):
             if label is not NEXT:
@@ -278,8 +279,8 @@ class Assembler:
         self._append_jump(before, true, (false,), 0, words, "")
 
     def set(self, slot: Slot, value: Operand | Address) -> None:
-        """Append the store of `value` into `slot`. `value`: a number, an address or a slot, whose
-        content is stored."""
+        """Append an operation that stores `value` in `slot`. `value`: a number, an address, or
+        another slot whose content is copied."""
         kinds, words = self._arguments((value,), "set")
         self._stored |= slot.bit
         self._append(
@@ -297,19 +298,20 @@ class Assembler:
         self._append(_pack(SEND, 0, 0, tag, 0, 0, 0, 0, 0, kinds, 0, 0, 0, 0, 0, *words), "")
 
     def wait(self) -> None:
-        """Append a wait for `RunningProgram.release`. At run time, the program ends if the parent
-        is gone."""
+        """Append an operation that waits until the parent calls `RunningProgram.release`. At run
+        time, the program ends if the parent is gone."""
         self._append(_pack(WAIT, *[0] * 14, *_PADDING[6]), "")
 
     def fail(self, errno: Operand, note: str = "", *, mark: str = "") -> None:
-        """Append the end of the program with a failure. `note`: an explanation for a person;
-        `mark`: the kind of failure, for the caller."""
+        """Append an operation that ends the program with a failure. `note`: an explanation for a
+        person; `mark`: the kind of failure, for the caller."""
         if note or mark:
             self._notes[len(self._packed)] = (note, mark)
         self._append_end(FAIL, errno)
 
     def exit(self, code: Operand) -> None:
-        """Append the end of the process with this exit code, without a message to the parent."""
+        """Append an operation that ends the process with this exit code, without a message to the
+        parent."""
         self._append_end(EXIT, code)
 
     # ---- order

@@ -207,8 +207,8 @@ class RunningProgram:
         return packet, fds
 
     def _check_launcher(self) -> None:
-        """Raise Error if the launcher was killed or refused the program. Called at the end of
-        messages."""
+        """Raise Error if the launcher was killed or refused the program. Called when no more
+        messages can come."""
         if self.launcher_status is None:
             pid, status = os.waitpid(self.launcher_pid, os.WNOHANG)
             if pid:

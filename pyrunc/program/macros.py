@@ -120,9 +120,9 @@ def clone_sibling(a: Assembler, flags: int, pid: Slot, cgroup: int | None = None
 
 
 def fork_parent(a: Assembler, flags: int, cgroup: int | None = None) -> None:
-    """Emit the clone of a new process, a child of the process that called `launch`. The new process
-    runs the operations that are appended afterwards. The launcher sends PID, which is the new
-    process's pid in the launcher's pid namespace, and exits.
+    """Emit calls that clone a new process as a child of the process that called `launch`. The new
+    process runs the operations that are appended afterwards. The launcher sends PID (the new
+    process's pid in the launcher's pid namespace) and exits.
 
     `flags`: CLONE_NEW* flags; `cgroup`: descriptor of the new process's cgroup v2 directory.
     """
@@ -144,7 +144,7 @@ def close_all_from(
     cloexec: bool = False,
     may_fail: bool = False,
 ) -> None:
-    """Emit the close of every descriptor from `first` on except `keep`.
+    """Emit calls that close every descriptor from `first` on, except those in `keep`.
 
     - `cloexec`: mark the descriptors close-on-exec instead
     - `may_fail`: ignore a failure of close_range(2), which a seccomp filter may forbid
@@ -159,11 +159,11 @@ def close_all_from(
 
 
 def send_fd(a: Assembler, fd: Operand) -> None:
-    """Emit the message DESCRIPTOR with a copy of `fd` (SCM_RIGHTS), such as the master of the
-    console. The parent then needs no right to ptrace, which pidfd_getfd(2) would require.
+    """Emit a DESCRIPTOR message with a copy of `fd` (SCM_RIGHTS), for example the console's master.
+    Without this message the parent would need pidfd_getfd(2), which requires the right to ptrace.
 
-    The program uses sendmsg(2) here, but write(2) in `Assembler.send`. A seccomp filter may forbid
-    sendmsg(2), so the caller must emit this message before the load of the filter.
+    The caller must emit this message before the calls that load a seccomp filter, because a filter
+    may forbid sendmsg(2). Messages of `Assembler.send` use write(2).
     """
     message = a.data(pack("<IIqq", DESCRIPTOR, a.here, 0, 0))
     iovec = a.data(pack("<QQ", 0, 24))
@@ -228,7 +228,7 @@ def make_directories(a: Assembler, root: Operand, path: str) -> Slot:
 
     Existing symbolic links are followed inside the root. A missing directory is made below the
     directory that was just opened, and is then opened without following links. If another process
-    swaps names meanwhile, the program fails, but makes nothing outside.
+    swaps names meanwhile, the program fails, but makes nothing outside the root.
     """
     flags = O_PATH | a.arch.o_directory
     names = components(path)
@@ -271,8 +271,8 @@ def make_directories(a: Assembler, root: Operand, path: str) -> Slot:
 
 
 def make_file(a: Assembler, root: Operand, path: str) -> Slot:
-    """Emit the open (O_PATH) of the file at the path; return its slot. A missing file is made empty
-    (0644), and missing directories above it are made, too."""
+    """Emit calls that open the file at the path (O_PATH); return its slot. If it is missing, they
+    make an empty file (0644) and the missing directories above it."""
     names = components(path)
     result, done, missing = a.slot(4), a.label("file is there"), a.label("file is missing")
     open_at(a, root, "/".join(names), O_PATH, store=result, skip={ENOENT: missing}, ok=done)
@@ -290,8 +290,8 @@ def make_file(a: Assembler, root: Operand, path: str) -> Slot:
 def create_file(
     a: Assembler, folder: Operand, name: str, skip: Mapping[int, Label] | None = None
 ) -> Slot:
-    """Emit the creation of an empty file (0644) with a new name; return the slot of its descriptor.
-    The call fails with EEXIST if the name exists, also as a symbolic link or a FIFO."""
+    """Emit a call that creates an empty file (0644); return the slot of its descriptor. The call
+    fails with EEXIST if `name` exists, also as a symbolic link or a FIFO."""
     new_file = a.slot(4)
     flags = O_CREAT | O_EXCL | a.arch.o_nofollow | O_CLOEXEC
     a.sys("openat", folder, name, flags, 0o644, store=new_file, skip=skip)
@@ -341,8 +341,8 @@ def check_program(
     can, the program fails with the errno that execvp would report.
 
     `candidates` are tried in order: `dir/name` for every PATH entry, or the command alone if it
-    contains a slash. EACCES, or EISDIR for a directory, is reported rather than ENOENT. `place`:
-    STATX_SIZE bytes of data for the check's use; None to add them.
+    contains a slash. If one exists but cannot be executed, the errno is EACCES (EISDIR for a
+    directory), not ENOENT. `place`: STATX_SIZE bytes of data for the check's use; None to add them.
 
     The check uses execveat(2) with AT_EXECVE_CHECK (Linux 6.14). It uses access(2) instead if the
     kernel is older, if a filter forbids execveat(2), or if execveat(2) fails with an unusual errno
@@ -416,9 +416,9 @@ def execute(
     *,
     result: Slot,
 ) -> None:
-    """Emit an execve of each path until one works, as execvp does: after ENOENT, ENOTDIR and EACCES
-    the next path is tried, and EACCES is reported in the end. `argv`, `envp`: arrays that
-    `Assembler.pointers` has made.
+    """Emit calls that try execve with each path, in order, until one succeeds. As with execvp, the
+    next path is tried after ENOENT, ENOTDIR and EACCES; if none succeeds, EACCES is reported rather
+    than ENOENT. `argv`, `envp`: arrays that `Assembler.pointers` has made.
 
     On success the operations that follow do not run. On failure `result` (4 bytes) has the negative
     errno. execve answers ENOENT also for a file whose loader or `#!` interpreter is missing. The
