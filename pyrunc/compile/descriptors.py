@@ -70,8 +70,8 @@ def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
 
 
 def refuse_settings_of_the_host(spec: Spec, descriptors: NamedDescriptors) -> None:
-    """Raise InvalidSpec if a sysctl, hostname, domainname or netDevice would change the host,
-    because the container joins the host's namespace of that kind by path."""
+    """Raise InvalidSpec if the container joins a namespace of the host by path, and a sysctl,
+    hostname, domainname or netDevice of the configuration would change this namespace."""
     for kind, path in settings_by_namespace(spec).items():
         joined = descriptors.numbers.get(f"namespace:{kind}")
         if joined is None:

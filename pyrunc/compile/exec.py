@@ -204,7 +204,8 @@ def _open_group(group: Cgroup, pid: int, *, follow: bool) -> int:
 
 
 def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan, LoweredProgram]:
-    """Plan and lower the exec, or load what an earlier request has stored."""
+    """Return the plan and the program of the exec. If an earlier request has stored them in
+    `request.programs`, they are taken from there."""
     facts, programs = host.host(), request.programs
     key = request.process, facts, options, request.timed
     stored = programs.load(key) if programs is not None else None

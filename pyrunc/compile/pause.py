@@ -168,8 +168,8 @@ def _open_pause(label: str = "") -> int:
     """Return a descriptor of the executable `pause`, which the caller closes. Raises KernelError.
 
     The first call opens the file with `open_program`. If this gives a memfd, and `label` is not
-    empty, the memfd gets the SELinux label `label`. Later calls return copies, so they must pass
-    the same label.
+    empty, the memfd gets the SELinux label `label`. Later calls return copies of that descriptor
+    and ignore `label`, so every call must pass the same label.
     """
     global _pause
     if _pause is None:

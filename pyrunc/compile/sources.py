@@ -195,8 +195,8 @@ def overlay_of(mount: Mount) -> Overlay:
 
 
 def _split_paths(text: str, separator: str) -> list[str]:
-    """Split an option of overlayfs into paths at `separator`, which may be empty. A backslash
-    escapes the next character (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
+    """Split an option of overlayfs into paths at `separator`; if that is empty, the option is one
+    path. A backslash escapes the next character (ovl_parse_param_split_lowerdirs, ovl_unescape)."""
     paths, characters = [""], iter(text)
     for character in characters:
         if character == separator:
@@ -260,9 +260,10 @@ def _explain_refusal(path: str) -> str:
 
 
 def binds_in_root(request: CreateRequest) -> dict[int, str]:
-    """Return the bind mounts whose source is in the container's root directory, at, above or below
-    the destination of an earlier mount: index in the spec's mounts -> path of the source in the
-    root. Empty for a root that is no directory of the host.
+    """Return the bind mounts whose source is in the container's root directory and overlaps an
+    earlier mount: the source is at, above or below that mount's destination. The result maps the
+    index in the spec's mounts to the path of the source in the root. It is empty if the root is not
+    a directory of the host.
 
     Users of runc expect such a bind to show the earlier mount, because runc opens sources in the
     order of the mounts. But runc opens the source's path on the host, where a link in the
