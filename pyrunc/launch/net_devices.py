@@ -60,9 +60,9 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
 
 
 def _open_routing_in(namespace: int) -> Routing:
-    """Open a netlink socket in the network namespace of the descriptor `namespace`. The calling
-    thread enters this namespace for that moment, because a socket belongs to the namespace in which
-    it was made."""
+    """Open a netlink socket in the network namespace of the descriptor `namespace`. A socket
+    belongs to the namespace in which it was made, so the calling thread is in this namespace during
+    the call."""
     with closing_fd(open_own("net")) as own:
         setns(namespace, NAMESPACES["net"])
         try:

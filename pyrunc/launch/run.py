@@ -116,8 +116,7 @@ def launch_steps(
     it then does not block. Returns the process, which has executed its command or waits for
     `start`.
 
-    - `undo`: gets the undo of everything that the launch makes; the kill of the process is pushed
-      first
+    - `undo`: gets a function for each change that must be undone; the first one kills the process
     - `record`: writes the process to the container's state on disk, if the plan has that step
     - `times`: receives (label, nanoseconds of CLOCK_REALTIME) for each stage of `pyrunc.timings`,
       each parent step (`LINE.STEP`) and, in a timed program, each line of the plan
