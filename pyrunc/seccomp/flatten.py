@@ -77,8 +77,8 @@ def _tree(parts: Sequence[Interval]) -> list[Instruction]:
 
 
 def intervals(program: bytes, audit: int) -> list[Interval]:
-    """Return intervals of system call numbers, in ascending order: the filter `program` has the
-    same action for all numbers of an interval. `audit`: the architecture (AUDIT_ARCH_*)."""
+    """Divide all system call numbers into intervals, in ascending order. The filter `program` has
+    the same action for all numbers of an interval. `audit`: the architecture (AUDIT_ARCH_*)."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
     parts: list[Interval] = []
     # instruction, range of numbers, offset that was loaded last
