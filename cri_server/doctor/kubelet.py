@@ -49,9 +49,9 @@ def kubelet(host: Machine) -> Iterator[CheckResult]:
 
 
 def _waits_for_kubeadm(host: Machine, flags: dict[str, str]) -> bool:
-    """Return whether kubelet waits for kubeadm to configure it: its command line has the flag
-    bootstrap-kubeconfig, and the files that the flags config, bootstrap-kubeconfig and kubeconfig
-    name do not exist yet. `flags`: the parsed command line."""
+    """Return whether kubelet waits for kubeadm to configure it. It does if its command line
+    (`flags`) has --bootstrap-kubeconfig, and no file given with --config, --bootstrap-kubeconfig or
+    --kubeconfig exists yet."""
     written = [flags.get(name, "") for name in ("config", "bootstrap-kubeconfig", "kubeconfig")]
     return bool(flags.get("bootstrap-kubeconfig")) and not any(
         p and host.path(p).exists() for p in written
