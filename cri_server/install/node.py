@@ -119,9 +119,12 @@ def uninstall_actions(request: InstallRequest, purge: bool) -> list[Action]:
     """Return the actions that undo an installation. `purge`: also remove images, records and a
     changed configuration.
 
-    Raises WrongState while there are pods, or while a server that systemd did not start is running;
-    with `purge` also while something is mounted below the folders to remove. Raises OSError when a
-    file cannot be read, Error when the installation's record or the configuration is malformed.
+    Raises OSError when a file cannot be read, Error when the installation's record or the
+    configuration is malformed, and WrongState in these cases:
+
+    - there are pods;
+    - a server that systemd did not start is running;
+    - with `purge`: something is mounted below the folders to remove.
     """
     refuse_with_pods(request.root)
     refuse_with_server(request)
