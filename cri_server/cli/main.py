@@ -259,7 +259,7 @@ def main() -> None:
 
 def _open_standard_streams() -> None:
     """Open /dev/null as stdin, stdout and stderr where they are closed (`>&-`), so that no other
-    file gets the numbers 0 to 2."""
+    file gets their descriptor numbers."""
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)

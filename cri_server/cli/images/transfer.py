@@ -279,8 +279,8 @@ def _feed(
 
 
 def _fill(pipe: int, source: BinaryIO, progress: ProgressLine, is_read: Callable[[], bool]) -> None:
-    """Copy `source` into the pipe, and return when the server has read all of it. `is_read` tells
-    whether the server still reads; if not, return early."""
+    """Copy `source` into the pipe, and return when the server has read all of it. Return early when
+    `is_read` returns False: the server has stopped reading."""
     while part := source.read(CHUNK_BYTES):
         view = memoryview(part)
         while view:

@@ -78,7 +78,7 @@ def clock(call: TimelineCall) -> str:
 
 
 def subject(call: TimelineCall) -> str:
-    """Return the names of the pod, container and image that the call has."""
+    """Return the names of the call's pod, container and image; a call may lack any of them."""
     return " ".join(name for name in (call.pod, call.container, call.image) if name)
 
 

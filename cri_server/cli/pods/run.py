@@ -98,7 +98,8 @@ def load(*files: Path, lenient: bool = False) -> pod_model.PodManifest:
 
 def start(client: Client, pod: pod_model.PodManifest, folder: Path) -> Running:
     """Start a pod: the sandbox, the init containers one after the other, then the containers.
-    Creates the pod's folder below `folder`. After an error removes everything.
+    Creates the pod's folder below `folder`. If a step fails, removes the pod and its folder as
+    `clean_up` does.
 
     Raises AlreadyExists if a pod with this name exists."""
     refuse_twin(client, pod)

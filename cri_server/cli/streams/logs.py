@@ -122,7 +122,7 @@ def logs(
 
 
 def _tail(text: str) -> int:
-    """Parse --tail, a number of lines; -1 stands for `all`. Raises InvalidArgument."""
+    """Parse --tail: a number of lines, or `all`, which becomes -1. Raises InvalidArgument."""
     if text in ("all", "-1"):
         return -1
     if not re.fullmatch("[0-9]{1,18}", text):
