@@ -124,8 +124,8 @@ class KernelError(Error):
 
     @property
     def text(self) -> str:
-        """Return the message with strerror's text, in lower case, in place of the errno's name:
-        podman and docker search for this text."""
+        """Return the message with strerror's text, in lower case, instead of the errno's name.
+        podman and docker search for strerror's text."""
         return self._text(os.strerror(self.errno).lower())
 
 

@@ -39,8 +39,8 @@ class Record(Value):
     parts of files."""
 
     def to_fields(self) -> Message:
-        """Return the fields as a JSON object. A field with the default None is left out while it is
-        None."""
+        """Return the fields as a JSON object. A field whose default is None is left out if its
+        value is None."""
         fields = {}
         for name, default, holds_records in _shape_of(type(self)).written:
             value = getattr(self, name)

@@ -1,6 +1,7 @@
-"""The client of the keeper, and the keeper's start. The keeper stores descriptors and reaps orphans
-for servers and shims that were killed; pause/keeper.c documents its messages. Calls block, without
-asyncio: a call takes some 30 µs, and at most `TIMEOUT_S` when the keeper is stopped.
+"""A client of the keeper, and functions that start and end the keeper. The keeper stores
+descriptors and reaps orphans for servers and shims that were killed; pause/keeper.c documents its
+messages. Calls block, without asyncio: a call takes some 30 µs, and at most `TIMEOUT_S` when the
+keeper is stopped.
 
 A client connects at its first call, and again when a new keeper has replaced the old one. The new
 keeper does not have the old one's entries.

@@ -25,8 +25,8 @@ def is_machine_root() -> bool:
 
 
 def outer_uid() -> int:
-    """Return our effective user id in the parent of our user namespace. D-Bus sees this id for our
-    socket, and it owns the files that we make."""
+    """Return our effective user id in the parent of our user namespace. D-Bus sees our socket with
+    this id, and the files that we make belong to this id."""
     uid = os.geteuid()
     for first, outside, count in id_map("/proc/self/uid_map"):
         if first <= uid < first + count:

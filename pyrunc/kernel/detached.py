@@ -93,8 +93,8 @@ def open_overlay(
     options = [f"lowerdir={':'.join(names)}"]
     if upper:
         options += [f"upperdir={_escaped(upper)}", f"workdir={_escaped(work)}"]
-    # A label has commas: SELinux takes it with its quotes out of the options before they are split
-    # (selinux_sb_eat_lsm_opts).
+    # A label may contain commas, so it is quoted. SELinux takes the quoted label out of the options
+    # before the kernel splits them (selinux_sb_eat_lsm_opts).
     options += [key if value is None else f'{key}="{value}"' for key, value in flags]
     # The mount covers its own first layer, so that no folder is needed as a mount point: overlayfs
     # has looked its layers up by then.

@@ -35,7 +35,8 @@ TIMEOUT_S = 0.5
 # A new keeper listens some milliseconds after the old one was killed. Until it has the entries,
 # only the shim has the descriptors, so the first attempt comes soon.
 AGAIN_S, LONGEST_AGAIN_S = 0.01, 30.0
-"""The time from a lost connection to the next attempt. It doubles with each attempt that fails."""
+"""The shortest and the longest time from a lost connection to the next attempt. The time doubles
+with each attempt that fails."""
 
 
 class KeeperLink:

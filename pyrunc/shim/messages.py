@@ -144,7 +144,7 @@ def message_of(event: Event) -> Message:
 
 
 def event_of(message: Mapping[str, Any]) -> Event | None:
-    """Return the event of a JSON object. None for an event that this version does not know. Raises
+    """Convert a JSON object to its event. None for an event that this version does not know. Raises
     InvalidArgument."""
     kind = EVENTS.get(str(message.get("event")))
     return None if kind is None else kind.of(message)

@@ -210,9 +210,9 @@ class ShimPod:
         self._answer_pause_stops()
 
     def _stop_pause(self, call: ShimCall, request: messages.StopPause) -> None:
-        """End the pause process, and answer `call` after its exit. A pause process that is still
-        being started is killed when its start is done, because the caller of the start has given
-        up."""
+        """End the pause process, and answer `call` after its exit. If the process is still
+        being started, it is killed when its start is done: the client that requested the start has
+        given up."""
         if self._pause_starting:
             self._pause_waiting.append(call)
             return
@@ -458,8 +458,8 @@ class ShimPod:
         work: Callable[[], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Run `work` as `_in_background` does, and keep the container's folder, which `work` uses:
-        `forget` and `shutdown` wait until `work` has ended, for at most FOLDER_WAIT_S."""
+        """Run `work`, which uses the container's folder, as `_in_background` does. To keep the
+        folder, `forget` and `shutdown` wait until `work` has ended, for at most FOLDER_WAIT_S."""
 
         def leave() -> None:
             use.cancel()

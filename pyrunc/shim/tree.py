@@ -38,8 +38,8 @@ def kill_session(
     """Kill the session of `leader` and all descendants of its members, in short steps. Raises Error
     if new processes appear faster than they can be killed.
 
-    - `start_time`: the leader's. If another process has the leader's pid, nothing is killed: the
-      kernel reuses the pid only after the session's last member has ended.
+    - `start_time`: the leader's start time. If another process has the leader's pid by now,
+      nothing is killed. The kernel reuses the pid only after the session's last member has ended.
     - `processes()`: lists the container's processes anew
 
     The leader is killed first, so that it does not see its children die.
