@@ -179,7 +179,7 @@ def load(
     name: str | None,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> list[ArchivedImage]:
-    """Store the archive's blobs in the image store; return the images that they make. Blocking.
+    """Store the archive's blobs in the image store; return the archive's images. Blocking.
     `name`: the reference for the only image in the archive; None to use the archive's names. Raises
     Abandoned once `is_cancelled` returns true.
 

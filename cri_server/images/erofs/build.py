@@ -105,9 +105,13 @@ class IndexWork(Record):
 
 
 def job(arguments: Message, fds: list[int]) -> int:
-    """Build an index, as a job of the zygote; return the exit code 0. `arguments`: an `IndexWork`.
-    `fds`: if the tars are still being written, first the pipe of a `Growth` and the tars; in any
-    case, last, the pipe on which progress is reported."""
+    """Build an index, as a job of the zygote; return the exit code 0.
+
+    `arguments`: an `IndexWork`. `fds`, in this order:
+
+    - the pipe of a `Growth` and the tars, if the tars are still being written;
+    - the pipe on which progress is reported.
+    """
     *tar_fds, progress_fd = fds
     work = IndexWork.of(arguments)
     tick = layer_job.begin(progress_fd)

@@ -81,11 +81,11 @@ class _Inode:
 
 class _Chunks:
     """The chunks of a sparse file, of 2^`bits` blocks each. `with_data`: the numbers of the chunks
-    that contain data; only these are in the index, one after the other."""
+    that contain data; only their data is in the index, one chunk after the other."""
 
     def __init__(self, node: ErofsNode, limit: int) -> None:
-        """`limit`: the highest number of chunks that the file may have; chunks are enlarged to
-        comply."""
+        """`limit`: the highest number of chunks that the file may have. The chunks are made large
+        enough for it."""
         self._pieces = [piece for piece in node.sparse or () if piece[1]]
         self.bits = _sparse_chunk_bits(node.size, len(self._pieces))
         while self.bits < _chunk_bits(node.size) and _ceil(node.size, self._bytes) > limit:

@@ -71,9 +71,9 @@ class Extracted:
 def extract(
     stream: TarStream, root_fd: int, limits: UnpackLimits, tick: Callable[[], None] = lambda: None
 ) -> Extracted:
-    """Make the files of the tar beneath `root_fd`, an empty directory; return their size, their
-    number, and what remains to be done when the layer is stored. `tick` is called regularly, and
-    may raise.
+    """Make the files of the tar beneath `root_fd`, an empty directory. Return their size, their
+    number, and what the server must know to finish the layer. `tick` is called regularly, and may
+    raise.
 
     Raises BadLayer, ResourceExhausted (disk, limits), KernelError.
     """

@@ -201,8 +201,8 @@ def bad_link(entry: TarMember, why: str) -> BadLayer:
 
 def supported_attributes(entry: TarMember) -> dict[bytes, bytes]:
     """Return the entry's extended attributes that containers may have: file capabilities, POSIX
-    ACLs, `user.*`. Others affect the host, and `*.overlay.*` would control overlayfs. Raises
-    BadLayer."""
+    ACLs, and `user.*` except `user.overlay.*`, which would control overlayfs. Any other attribute
+    could affect the host. Raises BadLayer for a name with a NUL byte."""
     if any(b"\0" in name for name in entry.xattrs):
         raise BadLayer(f"{quoted(entry.name)}: the name of an extended attribute has a NUL byte")
     return {name: value for name, value in entry.xattrs.items() if _is_supported(name)}

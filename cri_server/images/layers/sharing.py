@@ -2,8 +2,8 @@
 blob into its decoder.
 
 A pull waits for another pull's work only if both use the same registry, and only while the other
-pull is fast. Otherwise a tenant could delay the pulls of others with an image that names the same
-layers and comes from a slow registry. A pull waits only briefly for a turn to stream, because it
+pull is fast. Otherwise a tenant could pull an image with the same layers from a slow registry, and
+so delay the pulls of others. A pull waits only briefly for a turn to stream, because it
 can fetch the blob to a file instead.
 """
 
@@ -100,8 +100,8 @@ class SharedWork:
 
 
 class StreamTurn:
-    """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()` is
-    called when another stream begins to wait while this stream has a turn and is slow."""
+    """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()`: is
+    called if this stream has a turn and is slow when another stream begins to wait."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate

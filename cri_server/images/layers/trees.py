@@ -58,7 +58,8 @@ class DirectoryWalker:
 
     def open(self, path: bytes) -> int:
         """Return an O_PATH descriptor of the directory at `path`, valid until the next call. Raises
-        KernelError: ENOTDIR also for a link, EXDEV for `..`."""
+        KernelError, with ENOTDIR also if `path` contains a symbolic link, and EXDEV if it contains
+        `..`."""
         while self._path and not (path == self._path or path.startswith(self._path + b"/")):
             # Safe, because no one else can move a directory of this tree meanwhile.
             self._move(b"..")

@@ -262,8 +262,8 @@ class LayerMaker:
 
     def _drop_blob(self, digest: str) -> None:
         """Remove the blob of a layer whose tar is now stored. Keep the blob if the policy says so,
-        if an image needs it, or if another pull has a lease on it; a later collection may then
-        remove it."""
+        if an image needs it, or if another pull has a lease on it; later garbage collection may
+        then remove it."""
         if (
             not self._leases.by_others(digest)
             and not self._policy.keep_blobs
@@ -389,8 +389,9 @@ class LayerMaker:
                     await self._commit(lambda: self._files.commit_index(folder, chain_id), watch)
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
-        """Run `take` in a thread; it moves a finished file or folder into the store. Wait for its
-        end even when the caller is cancelled, because the caller then deletes the folder."""
+        """Run `take` in a thread; it moves a finished file or folder into the store. Return only
+        after `take` has ended, even when the caller is cancelled: the caller then deletes the
+        folder."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 
