@@ -99,8 +99,9 @@ def own_folders(services: Services) -> tuple[str, str]:
 async def _open_all(
     services: Services, folder: Path, open_sources: OpenSources, binds: Sequence[HostBind] | None
 ) -> Sequence[HostBind]:
-    """Open the sources of `binds` that `open_sources` lacks, in a thread with a deadline, and
-    return the binds. If `binds` is None, read them from the files in the container's `folder`.
+    """Open those sources of `binds` that are not yet in `open_sources`, in a thread with a
+    deadline, and return the binds. If `binds` is None, read them from the files in the container's
+    `folder`.
 
     Raises DeadlineExceeded naming the path, KernelError, DamagedRecord, InvalidSpec.
     """

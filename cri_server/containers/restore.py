@@ -37,8 +37,8 @@ from pyrunc.shim.files import RestoreFolders
 
 ARCHIVE, LAYER = "archive", "layer"
 SEPARATE = ("network", "pid", "ipc")
-"""Kinds of namespaces for which a restored container must use the host's if the checkpointed
-container used the host's, and a pod's if it used a pod's. CRIU cannot change this."""
+"""Kinds of namespaces that CRIU cannot change. If the checkpointed container used the host's
+namespace, so must the restored one; if it used its pod's, the restored one must use its pod's."""
 
 
 async def load_checkpoint(

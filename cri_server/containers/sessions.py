@@ -157,9 +157,9 @@ class Sessions:
         return AttachStreamSession(pod, container, streams)
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
-        """Connect to a port of the pod and return the socket. A job, a separate process, joins the
-        pod's network namespace and connects. Raises NotFound, InvalidArgument (port out of range),
-        WrongState (sandbox not ready), PeerError (no connection), DeadlineExceeded."""
+        """Connect to a port of the pod and return the socket. A separate process (a job) joins
+        the pod's network namespace and connects there. Raises NotFound, InvalidArgument (port out
+        of range), WrongState (sandbox not ready), PeerError (no connection), DeadlineExceeded."""
         sandbox = self._services.index.sandboxes.get(sandbox_id)
         _check_port(port)
         _check_ready(sandbox)

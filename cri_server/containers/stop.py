@@ -27,8 +27,9 @@ async def stop(services: Services, reference: str, timeout_s: int) -> None:
 
 
 async def kill(services: Services, container: Container) -> None:
-    """Kill the container with SIGKILL, also a paused one; return when it has exited. Does nothing
-    for created and exited containers. Raises DeadlineExceeded when SIGKILL does not end it."""
+    """Kill the container with SIGKILL, even if it is paused; return when it has exited. Does
+    nothing for created and exited containers. Raises DeadlineExceeded when SIGKILL does not end
+    it."""
     await end(services, container, signals.number("SIGKILL"), 0.0)
 
 

@@ -47,8 +47,8 @@ class _Failpoint:
 
 @dataclass(slots=True)
 class Failpoints:
-    """Injects faults into the steps of verbs. The environment variable lists VERB.STEP=ACTION:
-    `PYRUNC_FAILPOINT=run_sandbox.network=1*error,stop_container.signal=kill`.
+    """Injects faults into the steps of verbs. The variable PYRUNC_FAILPOINT lists the faults as
+    VERB.STEP=ACTION, such as `run_sandbox.network=1*error,stop_container.signal=kill`.
 
     The action follows the step's effect, so that there is something to undo: `kill` sends SIGKILL
     to the server, `error` fails the step, `delay(MS)` waits. `N*` limits the action to the first N

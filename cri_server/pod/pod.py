@@ -32,7 +32,7 @@ SHIM_TIMEOUT_S = 20.0
 """How long, beyond the grace period, a shim may take to confirm that a process has ended. Longer
 than `UNKILLABLE_AFTER_S` (pyrunc/shim/stop.py): after that time the shim reports that SIGKILL had
 no effect."""
-SHIMS_LIMIT = 5  # the stop of a container fails after the loss of so many
+SHIMS_LIMIT = 5  # stopping a container fails after the loss of so many shims
 
 
 class Pod:

@@ -399,8 +399,8 @@ class Shims:
         """Have the shim abort all starts of containers that are still in progress. Return the
         shim's new state of the pod.
 
-        When the connection to the shim was lost, the callers of these starts received an error.
-        They may create another container in place of each.
+        The callers of these starts received an error when the connection to the shim was lost, and
+        may create other containers instead.
         """
         starting = [one.id for one in state.containers if not one.pid and one.exit is None]
         if not starting:

@@ -181,7 +181,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
                 call.admitted = None
 
     def _close_when_flushed(self) -> None:
-        """Close once the client has read all written data, at the latest after `FLUSH_S`."""
+        """Close the connection once the client has read all written data, or after `FLUSH_S`."""
         transport = self._transport
         if transport is not None and not transport.is_closing():
             self._cancel_timeout()
@@ -400,7 +400,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._flush()
 
     def _on_task_done(self, call: Call, work: Any, task: asyncio.Task[None]) -> None:
-        """Clean up after the call's task, also when the task was cancelled before it began."""
+        """Clean up after the call's task, even if the task was cancelled before it began."""
         # A cancelled task keeps its frames, which refer to the call and this connection.
         call.task = None
         self._shared.on_task_done()
@@ -531,14 +531,14 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._flush()
 
     def stop(self) -> None:
-        """Cancel all calls and close."""
+        """Cancel all calls and close the connection."""
         for call in list(self._calls.values()):
             self._cancel(call, Code.UNAVAILABLE, "the server is stopping")
         self._flush()
         self._close_when_flushed()
 
     def abort(self) -> None:
-        """Close without flushing."""
+        """Close the connection without flushing."""
         if self._transport is not None:
             self._transport.abort()
 

@@ -166,8 +166,8 @@ def _yaml(content: bytes) -> Any:
     import yaml  # takes 20 ms to import, and few servers need it
 
     class CdiLoader(yaml.SafeLoader):
-        """Loads YAML without custom tags, and limits aliases and depth. Nested aliases multiply the
-        nodes for later code, and the scanner gets slower with the depth."""
+        """Loads YAML without custom tags, and limits aliases and depth. Nested aliases would
+        multiply the nodes that later code visits; deep nesting would slow the scanner down."""
 
         aliases = depth = 0
 

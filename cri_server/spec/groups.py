@@ -3,8 +3,8 @@ container, and the cgroup driver.
 
 With cgroupfs the path is `<parent>/<id>`. With systemd it is `<slice>:cri-pyrunc:<id>`, which
 stands for the systemd unit `cri-pyrunc-<id>.scope`. kubelet and cAdvisor find the id in the last
-component. A parent in the other driver's form is refused, because systemd and the server would both
-write to the tree.
+component. A parent in the form of the other driver is refused: systemd and the server would both
+write to the parent's cgroups.
 """
 
 from __future__ import annotations
