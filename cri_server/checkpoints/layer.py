@@ -188,8 +188,8 @@ def _is_utf8(name: str) -> bool:
 def _hidden(
     opaque: list[bytes], open_lower: Callable[[], int], seen: dict[bytes, list[bytes]]
 ) -> Iterator[bytes]:
-    """Yield the image's paths that the `opaque` directories hide, without paths that exist in the
-    layer. `seen`: the names in each folder of the layer."""
+    """Yield each path of the image that a directory in `opaque` hides and that does not exist in
+    the layer. `seen`: the names in each folder of the layer."""
     if not opaque:
         return
     with closing_fd(open_lower()) as lower:

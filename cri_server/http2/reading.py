@@ -76,7 +76,7 @@ def unpadded(body: bytes) -> bytes:
 
 
 def check_size(valid: bool, name: str) -> None:
-    """Raise Broken with FRAME_SIZE_ERROR if `valid` is False. `valid`: the caller found the frame's
-    size and stream correct; `name`: the frame's type, for the error."""
+    """Raise Broken with FRAME_SIZE_ERROR if `valid` is False. `valid`: whether the frame has a
+    correct size and stream; `name`: the frame's type, for the error."""
     if not valid:
         raise Broken(ErrorCode.FRAME_SIZE_ERROR, f"a {name} frame has a wrong size or stream")

@@ -34,8 +34,8 @@ _SUFFIXES = {
 # The limits of kubelet's own check (pkg/util/bandwidth, validateBandwidthIsReasonable).
 _LOWEST_RATE, _HIGHEST_RATE = 1_000, 10**15
 _BURST = (1 << 32) - 1
-"""The burst of every limit, in bits: the largest that the bandwidth plugin accepts, because the
-annotations do not limit bursts."""
+"""The burst size of every bandwidth limit, in bits. It is the largest one that the bandwidth plugin
+accepts, because the annotations do not limit bursts."""
 
 
 def capability_arguments(pod: PodNetwork, pod_ranges: tuple[str, ...]) -> dict[str, Any]:

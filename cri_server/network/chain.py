@@ -244,8 +244,8 @@ class PluginRunner:
             await self._for_network("GC", network, valid, _HOUSEKEEPING_TIMEOUT_S)
 
     async def restore(self, attachments: list[Attachment]) -> int:
-        """Restore nftables rules of pyrunc's plugins for these attachments, in case something else
-        has removed them from the host. Return how many elements of nftables maps were missing."""
+        """Restore the nftables rules that pyrunc's plugins made for `attachments`, in case another
+        program has removed the rules. Return how many elements of nftables maps were missing."""
         living = []
         for attachment in attachments:
             if attachment.result is not None:

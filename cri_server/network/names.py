@@ -37,9 +37,9 @@ def is_name(path: str) -> bool:
 
 
 def path_after_take_over(recorded: str, path: str) -> str:
-    """Return the path of a network namespace to record after another shim has taken over the pod.
-    This is `recorded` if `recorded` is a bind mount, which stays valid. Else it is `path`, the path
-    below /proc of the new shim."""
+    """Return the path to record for a pod's network namespace after another shim has taken over the
+    pod: `recorded` if this is a bind mount, which stays valid; else `path`, the path below /proc of
+    the new shim."""
     return recorded if is_name(recorded) else path
 
 

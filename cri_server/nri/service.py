@@ -280,8 +280,8 @@ class NriObserver(LifecycleObserver):
         self, plugin: Plugin, request: api.ValidateContainerAdjustmentRequest
     ) -> None:
         """Ask a validating plugin whether the merged adjustment of a container is permitted. Raises
-        PeerError when the plugin rejects it or does not answer in time: the container is
-        refused."""
+        PeerError, which refuses the container, if the plugin rejects the adjustment or does not
+        answer in time."""
         response = await plugin.request(api.VALIDATE_CONTAINER_ADJUSTMENT, request)
         if response is None:
             raise PeerError(f"NRI validator {plugin.name} did not answer")

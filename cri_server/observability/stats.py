@@ -151,8 +151,8 @@ class CpuRates:
         """Return the nanoseconds of CPU time that the cgroup `key` uses per second. `used_ns`: its
         total CPU time at `now_ns`.
 
-        Returns None while the first sample is younger than SAMPLE_DISTANCE_NS, or, if the cgroup
-        has used no CPU time since that sample, younger than RATE_WINDOW_NS. If `used_ns` has
+        Returns None while the first sample is younger than SAMPLE_DISTANCE_NS. If the cgroup has
+        used no CPU time since that sample, this limit is RATE_WINDOW_NS instead. If `used_ns` has
         decreased, the cgroup was deleted and created again: this call's sample is then the first.
         """
         samples = self._cache.get(key)

@@ -100,8 +100,8 @@ class ForwardLimits:
     each session; a session's connections and dials count in both."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
-        """`whole`: the object of the whole server; None if this is that object. `pod`: the sandbox
-        id of this object's session."""
+        """Make the limits of one session into the sandbox `pod`; `whole`: the limits of the whole
+        server. Without arguments make the limits of the whole server."""
         self._whole, self._pod = whole, pod
         self.limit = LIMIT if whole is None else SESSION_LIMIT
         self._dials: Dials = Dials() if whole is None else whole._dials
@@ -111,9 +111,9 @@ class ForwardLimits:
 
     @contextlib.asynccontextmanager
     async def counted(self, connection: ForwardedConnection) -> AsyncIterator[None]:
-        """Count `connection` as open during the `with` block, here and for the whole server. At a
-        limit waits until a half-closed connection ends. Raises ResourceExhausted if no connection
-        is half-closed."""
+        """Count `connection` as open during the `with` block, in these limits and in those of the
+        whole server. At a limit, first wait until a half-closed connection ends. Raises
+        ResourceExhausted if no connection is half-closed."""
         await self._wait_below_limit()
         self._open.add(connection)
         try:

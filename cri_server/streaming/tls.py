@@ -120,7 +120,7 @@ async def terminated(
 async def _pump(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, inner: socket.socket
 ) -> None:
-    """Copy in both directions between the TLS connection (`reader`, `writer`) and the socket
+    """Copy data both ways between the TLS connection (`reader`, `writer`) and the socket
     `inner`. Ends when the other end of `inner` is closed and everything is sent, or when the client
     disconnects."""
     loop = asyncio.get_running_loop()

@@ -66,8 +66,8 @@ class Workers:
 
     @contextlib.asynccontextmanager
     async def _turn(self) -> AsyncIterator[None]:
-        """Wait until fewer than `limit` requests count as running, then count the `with` block as
-        one. After `LONG_S` the `with` block no longer counts, unless `LONG_LIMIT` other requests
+        """Wait until fewer than `limit` requests count as running. The `with` block then counts as
+        a running request. After `LONG_S` it no longer counts, unless `LONG_LIMIT` other requests
         already run longer than `LONG_S`."""
         await self._places.acquire()
         long = False

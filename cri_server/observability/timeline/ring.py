@@ -31,7 +31,7 @@ INTERVAL_S = 1.0
 Entry = dict[str, Any]
 """A recorded call: {"call", "started_at_ns", "ended_at_ns", "duration_ms", "outcome", …fields of
 the log line, "spans": a list of `SpanRecord`}. A later entry always has a larger `ended_at_ns`.
-`traceparent`: the caller's, if it sent one."""
+`traceparent` is present if the caller sent one."""
 
 Follower = asyncio.Queue[tuple[Entry, Trace | None] | None]
 
