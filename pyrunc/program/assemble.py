@@ -343,8 +343,8 @@ class Assembler:
         return len(self._packed)
 
     def program(self) -> Program:
-        """Encode the collected operations. Raises InvalidArgument with the index of an operation
-        that jumps to a label that was never placed."""
+        """Encode the collected operations. Raises InvalidArgument if an operation jumps to a label
+        that was never placed; the error has the operation's index."""
         if not self._ended:
             # The launcher refuses a program without an end: its interpreter has no bounds check at
             # each step.
@@ -373,7 +373,7 @@ class Assembler:
 
     def _arguments(self, args: Sequence[Argument], what: str) -> tuple[int, list[int]]:
         """Encode arguments as kinds (4 bits each) and six words. Raises InvalidArgument for a slot
-        that is loaded before a store."""
+        that could be loaded before an operation stores into it."""
         words: list[int] = []
         kinds = shift = 0
         for arg in args:

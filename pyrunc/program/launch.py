@@ -269,8 +269,9 @@ def launch(
         numbers[first_free + 1] = image
 
         def above_targets(number: int) -> int:
-            """Return `number`, or a copy with a number above every target, because a dup2 would
-            overwrite a source that is still needed."""
+            """Return `number` if it is above all descriptor numbers of the launcher, else a copy
+            that is. A dup2 to one of these numbers would overwrite a source that is still
+            needed."""
             if number < first_free + 2:
                 opened.append(number := _fd.duplicate(number, first_free + 2))
             return number

@@ -75,7 +75,7 @@ NEXT = Label("next")
 
 
 class Line:
-    """A line of the plan, which the error of a failed operation names."""
+    """A line of the plan. The error of a failed operation names its line."""
 
     __slots__ = ("number", "text")
 
