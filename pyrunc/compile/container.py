@@ -198,8 +198,8 @@ def compile_container(
 
 
 def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts:
-    """Open the root and the bind sources into `descriptors`, and return facts about the root's
-    files."""
+    """Open the root and the bind sources, add them to `descriptors`, and return facts about the
+    root's files."""
     spec = request.spec
     open_root(request, descriptors)
     in_root = binds_in_root(request)
@@ -275,9 +275,9 @@ def _plan(
 
 
 def _with_namespaces(request: CreateRequest, descriptors: NamedDescriptors) -> CreateRequest:
-    """Open the namespaces to join, and return the request. If the container joins a user namespace,
-    the returned request has the id maps of this namespace. Raises InvalidSpec if the configured
-    maps differ from them."""
+    """Open the namespaces that the container joins, and return the request. If one of them is a
+    user namespace, the returned request has its id maps. Raises InvalidSpec if the configured maps
+    differ from these."""
     spec = request.spec
     open_namespaces(spec.linux, descriptors)
     refuse_settings_of_the_host(spec, descriptors)
