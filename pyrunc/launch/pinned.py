@@ -13,8 +13,8 @@ from pyrunc.kernel import mount as kernel_mount
 def clone(mount: int, namespace: str = "") -> int:
     """Return a detached clone of `mount`, a descriptor of a pinned mount. Raises KernelError.
 
-    `namespace`: path of the mount namespace in which `mount` is attached. Kernels before 6.15 need
-    it, because they clone only attached mounts; without `namespace`, Unsupported is raised there.
+    Kernels before 6.15 clone only attached mounts. For these, `namespace` must be the path of the
+    mount namespace in which `mount` is attached; if it is empty, Unsupported is raised.
     """
     try:
         return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)

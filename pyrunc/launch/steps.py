@@ -76,7 +76,7 @@ def oci_state(launch: Launch, pid: int, status: str = "") -> dict[str, Any]:
     """Build the state object of runtime-spec runtime.md.
 
     - `pid`: the process's pid in the pid namespace of the hook or agent that reads the object
-    - `status`: empty for the launch's status
+    - `status`: the container's status; empty: the status of `launch`
     """
     state: dict[str, Any] = {"ociVersion": launch.oci_version, "id": launch.id}
     state |= {"status": status or launch.status, "pid": pid, "bundle": launch.bundle}
