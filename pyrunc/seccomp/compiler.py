@@ -172,8 +172,8 @@ def _compile_rules(
 
 
 def _verdicts(profile: SeccompProfile) -> dict[int, int]:
-    """Return call number -> action, for the unconditional rules whose call's name libseccomp does
-    not know."""
+    """Return the actions of the unconditional rules for calls whose name libseccomp does not know:
+    call number -> action."""
     from pyrunc.abi.syscalls_recent import RECENT
     from pyrunc.kernel import seccomp as library
 

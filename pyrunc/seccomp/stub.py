@@ -96,7 +96,7 @@ def _split_off_x32(
     verdicts: Mapping[int, int],
     with_enosys: bool,
 ) -> list[Instruction]:
-    """Put the rules for x32 calls before `block`, which x32 calls skip. An x32 call has the
+    """Put rules for x32 calls before `block`; x32 calls then skip `block`. An x32 call has the
     architecture x86_64 and X32_BIT in its number.
 
     If the profile does not list x32 there are no such rules. The filter after the prologue then
@@ -118,7 +118,7 @@ def _number_rules(
 ) -> list[Instruction]:
     """Build the instructions for one architecture. They answer the actions in `verdicts` and, with
     `with_enosys`, ENOSYS above `highest`. All other numbers go on to the following instructions.
-    `bit`: X32_BIT if the calls are x32 calls, which have it in their numbers; otherwise 0."""
+    `bit`: X32_BIT for x32 calls, whose numbers contain it; otherwise 0."""
     body: list[Instruction] = []
     for number, action in sorted(verdicts.items()):
         body += [(JUMP_EQUAL, 0, 1, number | bit), (RETURN, 0, 0, action)]
