@@ -70,4 +70,4 @@ def of_launch(
 
 SPAWNED, CLONED, RUNS = "spawn", "clone", "exec"
 STAGES = {SPAWNED: "spawn the launcher", CLONED: "clone the process", RUNS: "set it up and execute"}
-"""Label of each stage that `launch.run` records for every launch -> its text for people."""
+"""The stages that `launch.run` records for every launch: label -> text for people."""
