@@ -128,7 +128,7 @@ def _quoted(text: str) -> str:
 
 
 def _escaped(text: str) -> str:
-    """Escape text for roff: backslashes, backquotes, hyphens (they become minus signs, which can be
-    copied), and a `.` or `'` at the start, which would begin a request."""
+    """Escape text for roff: backslashes, backquotes, hyphens, and a `.` or `'` at the start, which
+    would begin a request. Hyphens become minus signs, which can be copied."""
     plain = text.replace("\\", "\\e").replace("-", "\\-").replace("`", "\\`")
     return f"\\&{plain}" if plain.startswith((".", "'")) else plain

@@ -417,7 +417,7 @@ def _files_of_object(
     kind: str, volume: MapVolume, objects: Objects, path: str
 ) -> list[dict[str, Any]]:
     """Return the files of a volume that contains a ConfigMap or a Secret: one for each of the
-    volume's `items`, or without `items` one for each key."""
+    volume's `items`. If there are no `items`, one for each key."""
     contents = objects.get(kind, volume.name, path, optional=volume.optional) or {}
     items = (
         volume.items if volume.items is not None else [ConfigMapItem(key, key) for key in contents]

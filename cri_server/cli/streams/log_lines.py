@@ -173,7 +173,7 @@ class Filter:
     limit_bytes: int | None = None
 
     def passes(self, entry: LogEntry) -> bool:
-        """Return True if the entry is selected."""
+        """Return whether the filter selects the entry."""
         if self.stream and entry.stream != self.stream:
             return False
         if self.since is None and self.until is None:

@@ -91,7 +91,7 @@ class Feeder:
         self.detached = False
 
     def run(self) -> None:
-        """Copy stdin. Runs in its own thread."""
+        """Copy stdin to the session. Runs in its own thread."""
         with contextlib.suppress(Exception):
             while data := os.read(0, READ_BYTES):
                 passed = self._without_keys(data)
