@@ -137,8 +137,8 @@ class LaunchSteps:
     - `on_failed`: is called with the generator's exception
 
     The steps run in the shim itself, not in a fork: an exec takes 1.1 ms of CPU in the shim, and
-    2.8 ms in a fork, which copies 550 pages (measured). Each run of an
-    exec probe has this cost.
+    2.8 ms in a fork, which copies 550 pages (measured). Each run of an exec probe
+    has this cost.
     """
 
     def __init__(
