@@ -43,9 +43,8 @@ _AGREE_ATTEMPTS = 50
 class Element:
     """An element of the set or map `set_name`.
 
-    - `key`, `data`: in a concatenation each field is padded to four bytes; numbers are in network
-      order
-    - `data`: the value in a map
+    - `key`: numbers are in network order; in a concatenation each field is padded to four bytes
+    - `data`: the key's value in a map, in the same form
     - `chain`: the chain to which the element jumps, in a verdict map
     - `comment`: a text that `nft` shows
     """
@@ -74,8 +73,8 @@ def change_elements(
     Raises KernelError: ENOENT if the table, a set, a chain or a removed element is missing; EEXIST
     if an added key exists already."""
     # Removals first: the kernel handles a batch in order, so an element can be replaced in it.
-    # Without NLM_F_EXCL an equal element would keep the comment of its previous owner, whose DEL
-    # removes it.
+    # Without NLM_F_EXCL an equal element would keep the comment of its previous owner, and the DEL
+    # of that owner would remove it.
     requests = _requests(_DELSETELEM, table, remove, NLM_F_ACK)
     requests += _requests(_NEWSETELEM, table, add, NLM_F_ACK | NLM_F_CREATE | NLM_F_EXCL)
     if not requests:

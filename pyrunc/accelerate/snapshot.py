@@ -71,7 +71,7 @@ def prepare(path: str) -> bytes:
     sources = [sys.executable, *(file for file in files if file is not None)]
     if shared := [source for source in sources if source.endswith(".so")]:
         raise ImportError(f"shared objects cannot be in a snapshot: {', '.join(shared)}")
-    # What is garbage now would be pages of every command.
+    # Garbage in the snapshot would take memory in every command.
     gc.collect()
     gc.disable()  # a command ends before cycles of references matter
     stamps = b"".join(map(_stamp, dict.fromkeys(sources)))

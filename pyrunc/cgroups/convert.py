@@ -196,7 +196,7 @@ def _memory(memory: Mapping[str, Any], read: Reader) -> Iterator[CgroupSetting]:
 def _pids(pids: Mapping[str, Any]) -> Iterator[CgroupSetting]:
     limit = pids.get("limit")
     # 0 becomes 1, as in systemd: since runtime-spec 1.3 the limit is a pointer, and 0 no longer
-    # "unset".
+    # means "unset".
     if limit is not None:
         yield CgroupSetting(
             "pids.max", _amount(int(limit)) if limit else "1", dispensable=limit == -1

@@ -2,8 +2,8 @@
 
 `create` makes the group. The first process is cloned into it (`open_directory`, CLONE_INTO_CGROUP)
 or moved there by `attach`. Afterwards the caller calls `occupied`. `apply` and `set_devices` set
-the limits, `kill` and `remove` end the group. Another process can do the same with the object that
-`from_record` makes from the result of `record`.
+the limits, `kill` and `remove` end the group. Another process gets the group by passing the
+result of `record` to `from_record`.
 
 With the systemd driver the group is a scope. systemd makes no scope without a process, so a
 placeholder process stays in the scope until the caller calls `occupied`.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # `missing_controllers` can turn into a warning.
 CANNOT_SET, NOT_ON_THE_TREE = "cannot set", "is not on the cgroup v2 tree"
 
-# The kernel's errnos for a value: not valid for this file, out of range, a missing device.
+# The kernel's errnos for a refused value: not valid for this file, out of range, a missing device.
 NOT_A_VALUE = (errno.EINVAL, errno.ERANGE, errno.EDOM, errno.E2BIG, errno.EOVERFLOW, errno.ENODEV)
 
 BURST = "cpu.max.burst"

@@ -177,7 +177,7 @@ def checkpoint(state: State, options: CriuOptions, dump: DumpOptions) -> None:
 
 
 def open_folder(path: str, *, make: bool = True) -> int:
-    """Open the folder of images or CRIU's work folder. With `make`, create a missing folder;
+    """Open the image folder or CRIU's work folder. With `make`, create a missing folder;
     otherwise raise NotFound."""
     if make:
         # Images hold the memory of the processes, with all their secrets.

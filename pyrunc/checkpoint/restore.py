@@ -193,7 +193,7 @@ def _open_group(
 
 def _open_namespaces(spec: Spec, descriptors: NamedDescriptors) -> None:
     """Open the network and pid namespaces that have a path, because CRIU takes these as
-    descriptors. CRIU opens other kinds by path."""
+    descriptors. CRIU opens the other namespaces by path."""
     for kind in ("network", "pid"):
         entry = spec.linux.namespace(kind)
         if entry is not None and entry.path:

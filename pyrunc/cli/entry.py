@@ -30,7 +30,7 @@ from pyrunc.atomic_file import write_bytes
 PACKAGE = os.path.dirname(os.path.abspath(pyrunc.__file__))
 NATIVE = os.path.join(PACKAGE, "native")
 FRONT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "front.c")
-# Parts of front.c unless the folder was removed.
+# front.c includes these files, unless the folder `accelerate` was removed.
 HEAP_ORDER = os.path.join(PACKAGE, "accelerate", "heap_order.c")
 JSON = os.path.join(PACKAGE, "accelerate", "json.c")
 WRAPPED = ("malloc", "calloc", "realloc", "free")
@@ -86,7 +86,7 @@ def script(python: str, searched: Sequence[str]) -> str:
         "import os, sys\n"
         f"sys.path += {list(searched)!r}\n"
         "from pyrunc.cli.main import main\n"
-        # Without the interpreter's end, which would free all that the process gives back anyway.
+        # Skips the interpreter's shutdown: the kernel frees the memory of the process anyway.
         "os._exit(main())\n"
     )
 

@@ -57,7 +57,7 @@ def execute(call: CommandLine, log: CommandLog) -> int:
     try:
         pass_descriptors(options, executed, not attached or bool(options["console_socket"]))
     except BaseException:
-        # The caller gets an error, so no process may be left of which it does not know.
+        # The caller gets an error and no pid, so the process must not be left.
         kill_and_reap(executed.pidfd)
         raise
     if not attached:

@@ -79,8 +79,8 @@ def _id(digits: str, text: str) -> int:
 
 
 def _more_capabilities(base: dict[str, Any], added: Sequence[str]) -> dict[str, Any]:
-    """Return the capabilities `base` with the names `added` in bounding, effective and permitted.
-    The names are added to ambient only if the container has inheritable capabilities
+    """Return the capabilities `base` after adding the names `added` to the sets bounding, effective
+    and permitted. The names are added to ambient only if the container has inheritable capabilities
     (CVE-2022-29162)."""
     sets = ["bounding", "effective", "permitted"] + ["ambient"] * bool(base.get("inheritable"))
     return {

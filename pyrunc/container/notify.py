@@ -106,7 +106,7 @@ def _send_ready(host: str, ready: bytes, main_pid: int) -> None:
         # A separate message: systemd ignores all assignments of a message that has others beside
         # BARRIER (sd_notify(3)).
         ipc.send_text(connection, b"BARRIER=1", [writing])
-        # Our copy is closed, so that the manager's is the last and its close is seen as POLLHUP.
+        # The manager then has the last copy: when it closes that, poll(2) reports POLLHUP.
         os.close(writing)
         writing = -1
         waiter = select.poll()

@@ -50,11 +50,12 @@ CLAIMED = S_ISVTX | 0o700
 
 
 def default_root() -> str:
-    """Return `/run/pyrunc` for root, `$XDG_RUNTIME_DIR/pyrunc` for others. Root of a user namespace
-    counts as an ordinary user, unless $USER is root.
+    """Return the folder of all containers for a command line without --root:
 
-    If XDG_RUNTIME_DIR is not set, root of a user namespace also gets `/run/pyrunc`, and a user with
-    another uid than 0 gets InvalidArgument.
+    - `/run/pyrunc` for root. For root of a user namespace only if $USER is root or XDG_RUNTIME_DIR
+      is not set.
+    - `$XDG_RUNTIME_DIR/pyrunc` in all other cases. Raises InvalidArgument if the variable is not
+      set.
     """
     root = os.geteuid() == 0
     # As in runc (shouldHonorXDGRuntimeDir). podman passes its environment to create and two

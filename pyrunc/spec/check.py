@@ -1,8 +1,8 @@
 """Checks that the fields of a configuration fit each other, before anything is created.
 
 `check` raises InvalidSpec for the first fault. Only the kernel can detect some faults, such as a
-namespace path of the wrong kind or an LSM that is off. The code that uses such a field reports
-them. Rules: runtime-spec 1.3 config.md and config-linux.md.
+namespace path of the wrong kind or an LSM that is off. The code that uses the field then
+reports the fault. Rules: runtime-spec 1.3 config.md and config-linux.md.
 """
 
 from __future__ import annotations
@@ -111,9 +111,8 @@ def check_process(process: Process) -> None:
 
 
 def not_a_variable(entry: str) -> str:
-    """Return an error text for a malformed entry of an environment. It has only the length of the
-    entry, because the entry may be a secret and error texts get into logs and into events of
-    kubelet."""
+    """Return an error text for a malformed entry of an environment. The text tells only the entry's
+    length: the entry may be a secret, and error texts get into logs and into kubelet's events."""
     return f"an entry of {len(entry)} characters is not NAME=VALUE"
 
 

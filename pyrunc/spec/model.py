@@ -58,8 +58,8 @@ class User(Value):
 
 
 class Rlimit(Value):
-    """One entry of `rlimits`. `type`: such as `RLIMIT_NOFILE`; the limits are uint64, the largest
-    uint64 means unlimited."""
+    """One entry of `rlimits`. `type`: such as `RLIMIT_NOFILE`; `soft`, `hard`: the largest uint64
+    means unlimited."""
 
     type: str
     soft: int
