@@ -329,8 +329,8 @@ class NetworkService:
         return configured
 
     def _problem_of(self, configured: ConfiguredNetwork) -> str:
-        """Return why no pod can be attached to the configured network; "" if pods can be. Runs no
-        plugin."""
+        """Return why no pod can be attached to the configured network; "" if pods can be
+        attached. Runs no plugin."""
         if configured.network is None:
             return configured.problem
         missing = self._plugins.missing(configured.network)

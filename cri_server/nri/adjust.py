@@ -251,7 +251,7 @@ def _resources(linux: Spec, adjustment: api.LinuxResources) -> None:
 
 
 def _set_fields(message: Any, table: Mapping[str, ResourceField]) -> Spec:
-    """Return the fields that are set in `message`: key in an OCI configuration -> value."""
+    """Return the fields that are set in `message`, as {key in an OCI configuration: value}."""
     return {
         field.key: getattr(message, name).value
         for name, field in table.items()

@@ -39,7 +39,7 @@ JOINING_LIMIT = 32  # connections that are not registered yet
 
 
 class NriObserver(LifecycleObserver):
-    """The lifecycle observer that manages plugins."""
+    """The lifecycle observer that starts NRI plugins and sends the events to them."""
 
     def __init__(self, services: Services) -> None:
         self._services, self._settings = services, services.config.nri
@@ -392,7 +392,7 @@ class NriObserver(LifecycleObserver):
                 await self._announce(api.REMOVE_CONTAINER, self._sandbox(container), container)
 
     def container_ended(self, container: Container) -> None:
-        """Run `stop_container` in a task."""
+        """Run `stop_container` in a task, for a caller that cannot wait."""
         task = asyncio.get_running_loop().create_task(self._stop_and_log(container))
         # The event loop has only weak references to tasks (asyncio.create_task).
         self._notifications.add(task)

@@ -89,7 +89,7 @@ class Messages:
         return self._ready.popleft()
 
     async def _end_turn(self, frames: int) -> None:
-        """Let other tasks run, once for each `FRAMES_PER_TURN` handled frames."""
+        """Count `frames` as handled. After `FRAMES_PER_TURN` of them let other tasks run."""
         self._handled += frames
         if self._handled >= FRAMES_PER_TURN:
             self._handled = 0

@@ -1,1 +1,2 @@
-"""Starts the server's zygote, and through it worker processes and jobs; sends them requests."""
+"""Starts the server's zygote, has it fork jobs and worker processes, and sends requests to the
+workers."""
