@@ -23,35 +23,35 @@ INCOMPAT_CHUNKED_FILE = 0x4
 INCOMPAT_DEVICE_TABLE = 0x8
 
 SUPERBLOCK = Struct("<IIIBBHQQIIII16s16sIHHHBBIQB23x")
-"""magic, checksum, compatible features, block bits, extension slots, root nid, inodes, build time
-and its nanoseconds, blocks, meta_blkaddr, xattr_blkaddr, uuid, volume name, incompatible features,
-compression algorithms, devices, first device slot, directory block bits, xattr prefixes and where
-they start, packed nid, xattr filter."""
+"""Fields: magic, checksum, compatible features, block bits, extension slots, root nid, inodes,
+build time and its nanoseconds, blocks, meta_blkaddr, xattr_blkaddr, uuid, volume name, incompatible
+features, compression algorithms, devices, first device slot, directory block bits, xattr prefixes
+and where they start, packed nid, xattr filter."""
 
 DEVICE_SLOT = Struct("<64sII56x")
-"""tag, blocks, mapped address. The kernel counts devices from 1; 0 is the file with the superblock.
-"""
+"""Fields: tag, blocks, mapped address. The kernel counts devices from 1; device 0 is the file with
+the superblock."""
 
 INODE = Struct("<HHHHQIIIIQII16x")
-"""i_format, i_xattr_icount, i_mode, unused, i_size, i_u, i_ino, i_uid, i_gid, i_mtime,
-i_mtime_nsec, i_nlink: an extended inode."""
+"""An extended inode. Fields: i_format, i_xattr_icount, i_mode, unused, i_size, i_u, i_ino, i_uid,
+i_gid, i_mtime, i_mtime_nsec, i_nlink."""
 NID_BITS = 5  # an inode's number is its offset from meta_blkaddr in units of 32 bytes
 NID_UNIT = 1 << NID_BITS
 
 FLAT_PLAIN, FLAT_INLINE, CHUNK_BASED = 0, 2, 4
 CHUNK_INDEXES = 1 << 5  # chunks are listed with their device
 CHUNK_INDEX = Struct("<HHI")
-"""high bits of the block, device, block."""
+"""Fields: high bits of the block, device, block."""
 NO_BLOCK = 0xFFFFFFFF
 
 DIRENT = Struct("<QHBB")
-"""nid, offset of the name in its block, file type, reserved."""
+"""Fields: nid, offset of the name in its block, file type, reserved."""
 FILE_TYPES = {0o100000: 1, 0o040000: 2, 0o020000: 3, 0o060000: 4, 0o010000: 5, 0o120000: 7}
 
 XATTR_HEADER = Struct("<IB7x")
-"""name filter, shared attributes."""
+"""Fields: name filter, shared attributes."""
 XATTR_ENTRY = Struct("<BBH")
-"""length of the name after its prefix, prefix, length of the value."""
+"""Fields: length of the name after its prefix, prefix, length of the value."""
 XATTR_PREFIXES = {
     b"user.": 1,
     b"system.posix_acl_access": 2,

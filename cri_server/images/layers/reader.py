@@ -45,8 +45,8 @@ class Cursor(Protocol):
     root."""
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
-        """Enter the directory `name` and return None. For a symbolic link, stay and return (a
-        number that identifies the link, its target)."""
+        """Enter the directory `name` and return None. If `name` is a symbolic link, do not enter;
+        return a number that identifies the link, and the link's target."""
 
     def leave(self) -> None:
         """Move to the parent directory; in the root, which has none, stay."""
@@ -62,10 +62,12 @@ def checked_members(
     tick: Callable[[], None],
     tick_entries: int,
 ) -> Iterator[tuple[str, TarMember, list[bytes]]]:
-    """Yield the layer's entries as (kind, entry, names). `kind` is FILE, DIRECTORY … of
-    `tar_headers`, ROOT for the layer's root directory, HIDDEN for a whiteout, or OPAQUE for an
-    opaque whiteout. `names` are the components of the path; for a whiteout, those of the path that
-    it hides. `tick` is called every `tick_entries` entries, and may raise.
+    """Yield the layer's entries as (kind, entry, names).
+
+    - `kind`: FILE, DIRECTORY … of `tar_headers`, ROOT for the layer's root directory, HIDDEN for a
+      whiteout, or OPAQUE for an opaque whiteout.
+    - `names`: the components of the entry's path; for a whiteout, of the path that it hides.
+    - `tick`: called every `tick_entries` entries; it may raise.
 
     Raises ResourceExhausted, and BadLayer for entries that can be refused without looking at the
     files made so far.

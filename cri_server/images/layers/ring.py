@@ -39,7 +39,7 @@ _ALL_FULL_BYTES = BLOCKS * _FULL.size
 _SIZE_SEALS = F_SEAL_SHRINK | F_SEAL_GROW
 
 Ends = tuple[int, int, int]
-"""Descriptors: the memory, the pipe of full blocks, the pipe of freed ones."""
+"""Descriptors of a ring: the memory, the pipe of full blocks, the pipe of freed blocks."""
 
 
 class Interrupted(Exception):

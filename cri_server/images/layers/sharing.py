@@ -3,8 +3,8 @@ blob into its decoder.
 
 A pull waits for another pull's work only if both use the same registry, and only while the other
 pull is fast. Otherwise a tenant could pull an image with the same layers from a slow registry, and
-so delay the pulls of others. A pull waits only briefly for a turn to stream, because it
-can fetch the blob to a file instead.
+so delay the pulls of others. A pull waits only briefly for a turn to stream, because it can fetch
+the blob to a file instead.
 """
 
 from __future__ import annotations

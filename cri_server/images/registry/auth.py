@@ -84,8 +84,8 @@ def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> C
 
 
 def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
-    """Return whether `host` may receive the pull secret `auth`. If the secret's server address is
-    empty or the registry's, the secret is for the registry, and for the trusted mirrors that
+    """Return whether `host` may receive the pull secret `auth`. A secret without a server
+    address, or with that of the registry, is for the registry and for the trusted mirrors that
     `_is_private` accepts. Any other secret is for the host at its server address."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry

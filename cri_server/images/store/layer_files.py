@@ -80,8 +80,8 @@ class LayerFiles:
 
     @property
     def empty(self) -> bool:
-        """Return whether no index is stored, so that no image is in the mounted form. Unpacked
-        images are stored elsewhere."""
+        """Return whether no index is stored. Then no image has the mounted form. (Unpacked images
+        are stored elsewhere.)"""
         return not any(path.parent == self._indexes for path in list(self._sizes))
 
     def tar(self, diff_id: str) -> Path:

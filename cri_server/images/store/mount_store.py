@@ -17,7 +17,8 @@ from pyrunc.kernel.fd import close_all
 log = logging.getLogger(__name__)
 
 PREFIX = "image/"
-"""The prefix of the entries' names. An entry has one descriptor and no data."""
+"""The prefix of the names of the keeper's entries for mounts. Such an entry has one descriptor and
+no data."""
 MOST = 1024
 """The largest number of stored mounts. It leaves room in the keeper for the entries of pods."""
 
