@@ -264,7 +264,7 @@ class ShimClient:
         namespace's path, None without `network`. This call needs a connection to the shim's own
         folder, not to a pod's.
 
-        Raises TimeoutError after `timeout_s`; the shim then does not serve the pod later, either.
+        Raises TimeoutError after `timeout_s`. After that, the shim will not serve the pod.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         request = messages.TakePod(

@@ -77,8 +77,8 @@ class KeptPause(Record):
 
 
 class EarlierShims:
-    """Stores the pods of the previous version's shims in the keeper, then ends these shims. Use
-    from one event loop."""
+    """Stores data and descriptors of the previous version's pods in the keeper, then ends the shims
+    of these pods, so that other shims can take over. Use from one event loop."""
 
     def __init__(self, paths: Paths) -> None:
         self._paths = paths

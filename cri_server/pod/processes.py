@@ -121,8 +121,8 @@ class ShimProcesses:
             client.close()
 
     async def renew(self) -> None:
-        """Fork new shims below the current keeper; they get all new pods from now on. The old shims
-        keep their pods, and each ends with its last pod.
+        """Fork new shims as descendants of the current keeper; they get all new pods from now on.
+        The old shims keep their pods, and each ends with its last pod.
 
         Raises Error when a shim cannot be forked.
         """

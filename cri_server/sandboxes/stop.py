@@ -147,8 +147,8 @@ async def end_shim(context: StopContext) -> None:
 
 
 async def save(context: StopContext) -> None:
-    """Record that the sandbox is stopped. A full disk does not fail the stop, because a restarted
-    server sees from the processes that the pod has ended."""
+    """Record that the sandbox is stopped. A full disk is no error: a restarted server sees from
+    the processes that the pod has ended."""
     was_stopped = context.sandbox.phase == "stopped"
     context.sandbox.phase = "stopped"
     if not was_stopped and context.services.paths.sandbox_record(context.sandbox.id).exists():

@@ -110,8 +110,7 @@ def apply(
     annotations: Mapping[str, str],
     bind_mounts: bool,
 ) -> None:
-    """Add to a container's OCI spec the configured hooks that apply to it, after the spec's own
-    hooks."""
+    """Append the configured hooks that apply to a container to the hooks in its OCI spec."""
     command = next(iter(spec["process"]["args"]), "")
     for hook in hooks:
         if hook.when.are_met(annotations, command, bind_mounts):

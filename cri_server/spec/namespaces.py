@@ -13,8 +13,8 @@ Entries = list[dict[str, str]]
 def entries(
     options: api.NamespaceOption, pause_pid: int, target_pid: int, *, privileged: bool
 ) -> Entries:
-    """Return the OCI list `linux.namespaces` of a container. It joins the pod's namespaces through
-    the pause process `pause_pid`.
+    """Return the OCI list `linux.namespaces` of a container. The container joins the pod's
+    namespaces through the pause process `pause_pid`.
 
     `target_pid`: the process whose pid namespace the container joins in mode TARGET, else 0.
     """
