@@ -468,12 +468,12 @@ def await_start(low: Lowering, op: m.AwaitStart) -> None:
     low.start, low.start_number = a.slot(4), low.sync_number
     again = a.slot(4)
     byte = a.data(8)
-    # The socket to our parent gives up its number to the listening socket, then to the connection:
-    # the number is known here, and is the one that stays open until execve.
+    # The listening socket, and then the connection, takes the number of the socket to our parent:
+    # this number is known here, and `execute` keeps it open until execve.
     a.sys("dup3", listening, low.start_number, f.O_CLOEXEC)
     a.sys("close", listening)
-    # A socket, not a FIFO as in runc: an errno comes back on it, its end tells of execve, and a
-    # dead container refuses the connection.
+    # A socket, not a FIFO as in runc: `start` reads an errno from it or, after execve, end of file;
+    # and a dead container refuses the connection.
     a.sys("accept4", low.start_number, 0, 0, SOCK_CLOEXEC, store=again)
     a.sys("dup3", again, low.start_number, f.O_CLOEXEC, store=low.start)
     a.sys("close", again)
@@ -515,7 +515,7 @@ def run_hook(low: Lowering, op: m.RunHook) -> None:
     a.place(child)
     a.sys("lseek", state, 0, 0)
     a.sys("dup3", state, 0, 0)
-    # Under a filter, which may not know ftruncate(2), the output of earlier hooks comes first.
+    # A filter may forbid ftruncate(2). Under a filter `errors` keeps the output of earlier hooks.
     if not low.filtered:
         a.sys("ftruncate", errors, 0)
         a.sys("lseek", errors, 0, 0)
