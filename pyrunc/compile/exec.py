@@ -154,8 +154,8 @@ def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> Compile
     home = "" if rootfs_probe.has_home(process.env) else _home(request)
     owner = rootfs_probe.stdio_owner(process, _uid_mappings(spec, request.pid))
     if request.pidfd >= 0:
-        # A pidfd, not the namespaces' files: one setns(2) enters all of them, and its process
-        # cannot be another one with the same number.
+        # A pidfd, not the namespaces' files: one setns(2) enters all namespaces, and a pidfd cannot
+        # refer to a later process with the same pid.
         descriptors.take("container", os.dup(request.pidfd))
     if request.cgroup is not None:
         group = _open_group(request.cgroup, request.pid, follow=request.follow)

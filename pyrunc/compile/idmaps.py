@@ -64,8 +64,8 @@ def open_user_namespace(uids: Sequence[IdMap], gids: Sequence[IdMap]) -> int:
     a = Assembler()
     macros.prologue(a)
     with _WaitingProcess(a, CLONE_NEWUSER) as pid:
-        # Maps are written by /proc/PID of a process inside (user_namespaces(7)), so one has to live
-        # that long.
+        # The maps are written through /proc/PID of a process in the namespace (user_namespaces(7)),
+        # so a process must live there until then.
         write_maps(pid, uids, gids)
         return open_namespace(f"/proc/{pid}/ns/user", "user")
 
