@@ -43,7 +43,7 @@ def send(
         raise KernelError.of(error, "connect", f"to the seccomp listener '{step.path}'") from None
     finally:
         connection.close()
-    # The agent has its own copy. While another copy is open the kernel waits for an answer even if
-    # the agent ends; without, filtered calls fail with ENOSYS.
+    # The agent has its own copy. If the agent ends while another copy is open, filtered calls wait
+    # for ever; if there is no other copy, they fail with ENOSYS.
     os.close(process.listener_fd)
     process.listener_fd = None

@@ -170,7 +170,7 @@ def first_process_steps(
     try:
         process = yield from launch_steps(request, undo, record=record, times=times)
     except EndedEarly:
-        # The kernel kills with SIGKILL, which tells nothing; memory.events of the new group does.
+        # SIGKILL does not name its sender; memory.events of the new cgroup shows an OOM kill.
         if cgroup is not None and cgroup.oom_kills():
             raise ResourceExhausted(OOM_KILLED) from None
         raise
