@@ -281,8 +281,8 @@ async def begin(
     """Start a command in a container of `pod` and return the session.
 
     - `changes`: `user`, `cwd` and `env` that override those of the container's OCI process.
-    - `options`: fields of `messages.StartExec`: `stdin`, `stdout` and `stderr`, each True if the
-      session has that stream, and `exit_within_ms`.
+    - `options`: fields of `messages.StartExec`: `exit_within_ms`, and for each stream that the
+      session has, `stdin`, `stdout` or `stderr` with the value True.
 
     A missing executable raises InvalidArgument, because kubelet takes NotFound for a missing
     container. Raises InvalidArgument, WrongState, KernelError, PeerError.

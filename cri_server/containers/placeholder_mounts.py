@@ -1,6 +1,6 @@
 """Makes placeholder mounts: empty files and folders at the paths where other engines mount
 something into every container. CRIU restores the checkpoints of these engines only if something is
-mounted there.
+mounted at the same paths.
 
 CRI-O and podman mount an empty file at /run/.containerenv, and a folder at /run/secrets if the
 node's mounts.conf says so. Placeholders are empty, lie beside the writable layer and are removed

@@ -7,7 +7,7 @@ process: the data of an entry in the keeper, and descriptors. The server stores 
 and ends the shim. Then a shim of this version takes over the pod, just as after the death of a
 shim.
 
-From Linux 6.15 on, the exit code of a container whose shim is dead can be read by pidfd
+From Linux 6.15 on, a pidfd shows the exit code of a container whose shim is dead
 (PIDFD_INFO_EXIT). On older kernels the server does not kill the previous version's shim, but stops
 it with SIGSTOP: a stopped parent reaps nothing, so the exit codes of its children stay in /proc.
 The server kills the stopped shim when all its children have ended. Until then the shim also has the

@@ -158,8 +158,8 @@ class IncomingMessage:
 
     def add(self, data: bytes) -> int:
         """Append received bytes. Return the number of bytes by which the caller must enlarge the
-        stream's window (WINDOW_UPDATE), so that the rest of the message can arrive. The
-        number is 0, except when these bytes complete the length prefix of a long message.
+        stream's window (WINDOW_UPDATE), so that the rest of the message can arrive. The number is
+        0, except when these bytes complete the length prefix of a long message.
 
         Raises CallFailed for a message that is too long, for a second message, and for an unknown
         encoding.

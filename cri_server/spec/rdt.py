@@ -1,12 +1,13 @@
-"""RDT classes of cache and memory bandwidth: an annotation of the pod assigns one to a container.
+"""RDT classes limit cache and memory bandwidth; an annotation of the pod assigns a class to a
+container.
 
 A class is a group in the resctrl filesystem with the same name (Intel's closID). The
 administrator's file defines classes. The first container of a class makes its group, and the group
 stays, as runtime-spec requires. A group that exists already needs no definition.
 
 The annotations are those of containerd and CRI-O (goresctrl's doc/rdt.md). The file's format is our
-own, because a file of goresctrl divides the machine into partitions, and goresctrl itself makes the
-groups from them.
+own: a file of goresctrl divides the machine into partitions, from which goresctrl itself makes the
+groups.
 """
 
 from __future__ import annotations
