@@ -333,8 +333,8 @@ class Pull:
 
 
 class _ByteCounter:
-    """Counts the bytes that one thread receives, and passes their number to `notify` at most every
-    REPORT_S. A call for each piece of a few KiB would wake the event loop too often."""
+    """Counts the bytes that one thread receives, and passes their number to `notify` at most once
+    in REPORT_S. A call for each piece of a few KiB would wake the event loop too often."""
 
     def __init__(self, notify: Callable[[int], None]) -> None:
         self._notify, self._size, self._last = notify, 0, time.monotonic()

@@ -45,7 +45,7 @@ def build(
 
     - `tar_fds`: the layers' tars, which become the devices of the mount.
     - `diff_ids`: the digests of the tars, in the same order.
-    - `chain`: for each layer of the image, bottom first, the number of its tar, from 0.
+    - `chain`: for each layer of the image, bottom first, the number of its tar, counted from 0.
     - `tick`: called regularly; it may raise.
     - `growth`: waits for more data in tars that are still being written; None if all are complete.
 
@@ -93,7 +93,7 @@ class IndexWork(Record):
 
     - `tars`: paths of complete tars; empty when the job gets descriptors of partial tars.
     - `diff_ids`: the digests of all tars, in the same order.
-    - `chain`: for each layer, bottom first, the number of its tar, from 0.
+    - `chain`: for each layer, bottom first, the number of its tar, counted from 0.
     - `uuid`: in hexadecimal."""
 
     folder: AbsolutePath

@@ -12,7 +12,7 @@ Sparse = list[tuple[int, int]]
 class ErofsNode:
     """A file of any kind; hard links are one node under several names.
 
-    - `device`: the number, from 1, of the tar that contains a regular file's data.
+    - `device`: the number of the tar that contains a regular file's data, counted from 1.
     - `block`: the block in that tar at which the data begins.
     - `stored`: the number of the file's bytes that the tar contains.
     - `sparse`: the (offset, length) pieces of the file that these bytes fill; None when the whole

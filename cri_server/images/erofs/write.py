@@ -84,8 +84,8 @@ class _Chunks:
     that contain data; only their data is in the index, one chunk after the other."""
 
     def __init__(self, node: ErofsNode, limit: int) -> None:
-        """`limit`: the highest number of chunks that the file may have. The chunks are made large
-        enough for it."""
+        """`limit`: the highest number of chunks that the file may have. Chunks are made larger if
+        it would have more."""
         self._pieces = [piece for piece in node.sparse or () if piece[1]]
         self.bits = _sparse_chunk_bits(node.size, len(self._pieces))
         while self.bits < _chunk_bits(node.size) and _ceil(node.size, self._bytes) > limit:
@@ -219,8 +219,8 @@ class IndexWriter:
         return at, data
 
     def _sparse_files(self, result: EncodedIndex, end: int) -> dict[int, int]:
-        """Place the data of all sparse files after the inodes and directories, from the block `end`
-        of the index on. Append each file's SparseFile to `result.sparse`, and set
+        """Place the data of all sparse files after the inodes and directories, beginning at the
+        block `end` of the index. Append each file's SparseFile to `result.sparse`, and set
         `result.size_bytes`. Return, by inode number, the first block of each file's data. Raises
         ResourceExhausted."""
         places = {}

@@ -87,8 +87,8 @@ class SharedWork:
                 event.set()
 
     async def _wait(self, key: str) -> None:
-        """Wait until a worker on the key ends, for at most _POLL_S: the caller must then look
-        again, because a fast worker may have become slow."""
+        """Wait until a worker on `key` ends, but at most _POLL_S. The caller must then check the
+        workers again, because a fast one may have become slow."""
         event = self._ended.setdefault(key, asyncio.Event())
         try:
             # Not asyncio.wait_for(): that of Python 3.11 loses a cancellation that comes with the
@@ -100,7 +100,7 @@ class SharedWork:
 
 
 class StreamTurn:
-    """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()`: is
+    """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()` is
     called if this stream has a turn and is slow when another stream begins to wait."""
 
     def __init__(self, origin: str, rate: Rate) -> None:

@@ -41,8 +41,8 @@ class DirectoryWalker:
     """Opens one directory after the other beneath a root, which no other process may change
     meanwhile. A context manager.
 
-    If the caller opens the directories in the order of `depth_first_key`, each of them costs
-    little, however deep it is.
+    If the caller opens the directories in the order of `depth_first_key`, it takes little time to
+    open each, however deep it is.
     """
 
     def __init__(self, root_fd: int) -> None:
@@ -58,8 +58,8 @@ class DirectoryWalker:
 
     def open(self, path: bytes) -> int:
         """Return an O_PATH descriptor of the directory at `path`, valid until the next call. Raises
-        KernelError, with ENOTDIR also if `path` contains a symbolic link, and EXDEV if it contains
-        `..`."""
+        KernelError, for example ENOTDIR if a component of `path` is a file or a symbolic link, and
+        EXDEV if one is `.` or `..`."""
         while self._path and not (path == self._path or path.startswith(self._path + b"/")):
             # Safe, because no one else can move a directory of this tree meanwhile.
             self._move(b"..")

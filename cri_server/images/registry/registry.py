@@ -520,8 +520,8 @@ def _continues(response: BaseHTTPResponse, at: int) -> bool:
 
 
 def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
-    """Return the error for an overloaded server, with the seconds to wait that the response's
-    Retry-After header demands."""
+    """Return the error for an overloaded server. Its `retry_after_s` comes from the response's
+    Retry-After header."""
     retry_after_s = retry_after(response.headers.get("Retry-After", ""), time.time())
     if retry_after_s is not None and retry_after_s > RETRY_AFTER_LIMIT_S:
         message += f", and no more requests for {math.ceil(retry_after_s)} s"
@@ -529,7 +529,8 @@ def _overloaded(message: str, response: BaseHTTPResponse) -> HostUnavailable:
 
 
 def retry_after(value: str, now: float) -> float | None:
-    """Return the seconds to wait that a Retry-After header demands; None for a malformed `value`.
+    """Return how many seconds a Retry-After header with `value` demands to wait; None if `value` is
+    malformed.
 
     `value`: a number of seconds, a date (RFC 9110 section 10.2.3), or seconds since 1970, as Docker
     Hub sends. `now`: the current time in seconds since 1970.

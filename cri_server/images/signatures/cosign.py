@@ -151,8 +151,8 @@ def _signatures(registry: Registry, digest: str) -> list[tuple[str, bytes, bytes
 
 
 def _mismatch(payload: bytes, digest: str, requirement: Requirement, reference: Reference) -> str:
-    """Return the reason, as text for an error, why a signed payload is not about this image; "" if
-    it is."""
+    """Return why a signed payload is not about this image, as text for an error; "" if it is about
+    this image."""
     try:
         critical = typed.decode(payload, _Payload).critical
     except msgspec.MsgspecError:

@@ -160,7 +160,7 @@ class LayerMaker:
         return self._blobs.size(layer.digest) != layer.size
 
     def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
-        """Return whether the image may use a layer that is stored already. It may if the image was
+        """Return whether the image may use a layer that is stored already. True if the image was
         listed, or if the blob was decoded to this diff id before."""
         return source.is_listed or self._verified.has(layer.digest, diff_id)
 

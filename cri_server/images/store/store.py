@@ -1,5 +1,6 @@
-"""The image store: adds, removes, converts and collects images. It consists of the blobs, layers,
-tars, mounts and the catalog; pulls hold leases on content that is not listed yet."""
+"""The image store: adds, removes and converts images, and deletes content that no image needs. It
+consists of the blobs, layers, tars, mounts and the catalog. Pulls hold leases on content that no
+listed image needs yet."""
 
 from __future__ import annotations
 
