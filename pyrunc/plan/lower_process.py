@@ -83,9 +83,9 @@ def set_oom_score(low: Lowering, op: m.SetOomScore) -> None:
 
 
 def set_exec_label(low: Lowering, op: m.SetExecLabel) -> None:
-    """Emit the writes that set the label of the process's next execve. The launcher makes them in
-    the runtime's /proc, before the clone. With SELinux they also set the label of the process's
-    session keyring."""
+    """Emit calls that set the label of the process's next execve. The launcher makes them in the
+    runtime's /proc, before the clone. With SELinux they also set the label of the process's session
+    keyring."""
     label = op.label.encode("utf-8", "surrogateescape")
     if op.module == "apparmor":
         _write_own(

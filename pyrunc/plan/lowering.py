@@ -196,7 +196,7 @@ class Lowering:
     # ---- mounts
 
     def attach(self, mount: Operand, destination: Operand) -> None:
-        """Emit move_mount(2) of a detached mount to an open file."""
+        """Emit move_mount(2), which attaches a detached mount to an open file or directory."""
         self.a.sys("move_mount", mount, "", destination, "", ATTACH)
         # The mount may cover a folder that is open here: what is made in it then would be hidden.
         self._folders.clear()
@@ -276,11 +276,12 @@ class Lowering:
         refusal: int,
         rules: dict[int, Label],
     ) -> None:
-        """Emit fsopen(2) of a filesystem of type `kind`, and fsconfig(2) of its source and options.
+        """Emit fsopen(2) for a filesystem of type `kind`, and fsconfig(2) for its source and each
+        option.
 
         - `refusal`: the errno to ignore for the option `gid`, which the kernel may refuse for an
           unmapped group; 0 for none
-        - `rules`: errno of fsopen -> label
+        - `rules`: errno of fsopen -> label to which the program jumps
         """
         a = self.a
         a.sys("fsopen", kind, mnt.FSOPEN_CLOEXEC, store=context, skip=rules)

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     Steps = Mapping[str, tuple[ParentStep, ...]]
 
 HOOK_STATE, HOOK_STDERR = "hook-state", "hook-stderr"
-"""The names of two memfds' descriptors: the state that startContainer hooks read, and the stderr of
-the last hook."""
+"""The plan's names for the descriptors of two memfds: the state that startContainer hooks read, and
+the stderr of the last hook."""
 
 
 class ParentOptions(Value):
@@ -118,8 +118,8 @@ def sync(point: str, steps: Steps) -> list[Op]:
 
 
 def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | None:
-    """Return the filter. If it has a listener, set its `steps` to the parent's steps for the sync
-    point `listener`."""
+    """Return the filter. A filter with a listener gets, as its `steps`, the parent's steps for the
+    sync point `listener`."""
     if load_filter is None or not load_filter.listener:
         return load_filter
     return load_filter.replace(steps=steps.get("listener", ()))
