@@ -39,7 +39,7 @@ class NetlinkRequest:
 
     - `kind`: the message type
     - `name`, `subject`: for error messages only
-    - `flags`: without NLM_F_ACK and NLM_F_DUMP, the request gets a single answer
+    - `flags`: if they have neither NLM_F_ACK nor NLM_F_DUMP, the kernel sends a single answer
     """
 
     kind: int

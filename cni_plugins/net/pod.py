@@ -30,8 +30,8 @@ class PodNamespace:
         self.pending: list[NetlinkRequest] = []
         """The queued requests, which `send_pending` sends."""
         self.advertiser: socket.socket | None = None
-        """A socket for neighbour advertisements, once a plugin has opened one
-        (cni_plugins.net.neighbours)."""
+        """The socket for neighbour advertisements (cni_plugins.net.neighbours); None until a plugin
+        opens it."""
 
     @property
     def route(self) -> NetlinkSocket:

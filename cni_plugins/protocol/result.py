@@ -85,7 +85,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class Dns:
-    """The DNS settings of a result: the contents of a resolv.conf(5)."""
+    """The DNS settings of a result, by the keywords of resolv.conf(5)."""
 
     nameservers: tuple[str, ...] = ()
     domain: str = ""

@@ -3,9 +3,9 @@ last rule that names it decides.
 
 The filter walks the rules from the last to the first with the set of access bits that are still
 undecided. An allow rule removes its bits from the set; once the set is empty, the access is
-allowed. A deny rule that names an undecided bit refuses the access, and so do bits that are
-undecided at the end. The defaults that every container gets are added after the caller's rules.
-Source: runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
+allowed. The access is refused if a deny rule names an undecided bit, or if a bit is undecided at
+the end. The defaults that every container gets are added after the caller's rules. Source:
+runtime-spec config-linux.md, uapi bpf.h (struct bpf_cgroup_dev_ctx).
 """
 
 from __future__ import annotations

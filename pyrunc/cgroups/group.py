@@ -106,9 +106,12 @@ class Cgroup:
         """Make the group and its parents, and enable the parents' controllers. Only systemd uses
         `resources` and `annotations`.
 
-        Raises AlreadyExists when processes live in the group, WrongState when the group is frozen
-        or another process keeps removing it, InvalidSpec for a path with `..`, KernelError, and
-        PeerError or DeadlineExceeded (systemd).
+        Raises:
+
+        - AlreadyExists when processes live in the group
+        - WrongState when the group is frozen, or another process keeps removing it
+        - InvalidSpec for a path with `..`
+        - KernelError, and PeerError or DeadlineExceeded (systemd)
         """
         self._require_own()
         self._refuse_if_in_use()

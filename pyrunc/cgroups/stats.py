@@ -15,8 +15,8 @@ PRESSURE = ("cpu", "memory", "io")
 
 
 class Memory(Value):
-    """The files of the memory controller, in bytes. None for a missing file, and for a limit of
-    `max`. `stat` and `events`: the numbers in memory.stat and memory.events, by name."""
+    """The numbers in the memory controller's files, in bytes. None for a missing file, and for a
+    limit of `max`. `stat` and `events`: the numbers in memory.stat and memory.events, by name."""
 
     current: int
     stat: dict[str, int]

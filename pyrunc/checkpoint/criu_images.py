@@ -1,9 +1,9 @@
 """Checks the folder of CRIU's images before CRIU, as root, opens files in it by name.
 
-Only regular files, folders and sockets are allowed, and the link `parent` to the folder of a
-pre-dump, if that folder follows the same rules. CRIU follows symbolic links: it would read a file
-of the host into a container's memory or, in a dump, overwrite it. A pipe would make CRIU wait
-forever. CRIU itself checks the files' content.
+Only regular files, folders and sockets are allowed, and a link `parent`. It leads to the folder of
+a pre-dump, which must follow the same rules. CRIU follows symbolic links: it would read a file of
+the host into a container's memory or, in a dump, overwrite it. A pipe would make CRIU wait forever.
+CRIU itself checks the files' content.
 
 A user who can change the folder during the restore gets the rights that CRIU restores with. So only
 root should be able to change it.

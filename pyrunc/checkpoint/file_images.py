@@ -1,8 +1,8 @@
 """Reads the mode of the container's root folder from CRIU's `files.img`.
 
-The root of a restored container gets this mode, because CRIU opens the root again like any other
-file and refuses a mode that differs from the dump. The mode may differ: if an image has no entry
-for its root, some engines choose 0755 and others 0555.
+The root of a restored container gets this mode: CRIU opens the root again like any other file, and
+refuses a mode that differs from the dump. If the container's image has no entry for the root, the
+mode may differ, because some engines choose 0755 and others 0555.
 
 A CRIU image begins with two magic numbers: one that all images share, and one for its kind. Each
 entry after them is a length and a protobuf message. All numbers have 32 bits, little-endian.

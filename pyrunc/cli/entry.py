@@ -70,8 +70,8 @@ def here() -> InstallPaths:
 
 
 def at(library: str) -> InstallPaths:
-    """Return the paths of an installation with this interpreter and all modules in the folder
-    `library`, which need not exist yet."""
+    """Return the paths of an installation that uses this interpreter and has all modules in
+    `library`. This folder need not exist yet."""
     return InstallPaths(
         os.path.realpath(sys.executable), (library,), os.path.join(library, "pyrunc", "native")
     )

@@ -1,10 +1,10 @@
 """Writes a command's messages to stderr or to the log file, in the form that callers parse.
 
-A JSON log gets exactly one line per failure, and warnings only on request, because containerd reads
-the last error line of the log, and podman reads the whole log as one object. If the log is a file,
-the plain error is also printed on stderr. stdout is not used, because the stdout of `create`
-belongs to the container. Kernel errors contain strerror's text in lower case, because podman and
-docker derive their exit codes from this text.
+A JSON log gets exactly one line per failure, and warnings only on request: containerd reads the
+last error line of the log, and podman reads the whole log as one object. If the log is a file, the
+plain error is also printed on stderr. stdout is not used, because the stdout of `create` belongs to
+the container. Kernel errors contain strerror's text in lower case, because podman and docker derive
+their exit codes from this text.
 """
 
 from __future__ import annotations

@@ -39,8 +39,8 @@ class Bundle(Value):
 
 
 def load(folder: str, config: str = "") -> Bundle:
-    """Read and check `config.json` of the bundle in `folder`, or the file `config` instead. Raises
-    NotFound, InvalidSpec."""
+    """Read and check the configuration of the bundle in `folder`. `config`: the path of its file;
+    empty for `config.json` in the bundle. Raises NotFound, InvalidSpec."""
     from pyrunc.spec.check import check
     from pyrunc.spec.parse import parse
 

@@ -83,8 +83,8 @@ def _leave_rdt(container_id: str, config: dict[str, Any]) -> None:
 
 
 def _config(state: State) -> dict[str, Any]:
-    """Return the configuration from `create`; empty when a killed create has not written it, or
-    when it cannot be read."""
+    """Return the container's stored configuration; empty when a killed create has not written it,
+    or when it cannot be read."""
     try:
         # `delete` must work without the configuration: it also removes what a killed create or a
         # full disk has left.

@@ -30,9 +30,12 @@ def release(state_dir: str, args: Sequence[str] = ("",), env: Sequence[str] = ()
     when the command runs. `args`, `env`: the command's arguments and environment, for error
     messages only.
 
-    Raises WrongState when no process waits (the container was started before, or is dead), Error
-    when the process ends before execve, HookFailed, KernelError, and the errors of `create` for a
-    command that cannot be executed.
+    Raises:
+
+    - WrongState when no process waits: the container was started before, or is dead
+    - Error when the process ends before execve
+    - HookFailed, KernelError
+    - the errors of `create` for a command that cannot be executed
     """
     path = f"{state_dir}/{START_SOCKET}"
     connection = _connect(state_dir, path)

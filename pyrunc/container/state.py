@@ -93,7 +93,7 @@ def check_id(container_id: str) -> str:
 
 
 class State(RecordFile):
-    """The state of one container: the fields of `state.json`.
+    """The state of one container, as `state.json` stores it.
 
     - `folder`: the folder with `state.json`; not a field of the file
     - `created`: when create began, as RFC 3339, UTC
@@ -167,7 +167,7 @@ class State(RecordFile):
         return Cgroup.from_record(self.cgroup)
 
     def config(self) -> dict[str, Any]:
-        """Return the configuration from `create`. Raises NotFound when a killed create has not
+        """Return the container's stored configuration. Raises NotFound when a killed create has not
         written it."""
         try:
             document = jsontext.loads(read_file(f"{self.folder}/{CONFIG}"))
@@ -177,7 +177,7 @@ class State(RecordFile):
         return document
 
     def store_config(self, document: dict[str, Any]) -> None:
-        """Replace the configuration that `config` returns."""
+        """Replace the container's stored configuration, which `config` returns."""
         text = jsontext.dumps(document).encode("ascii")
         atomic_file.write_bytes(f"{self.folder}/{CONFIG}", text)
 

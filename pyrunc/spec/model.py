@@ -67,7 +67,7 @@ class Rlimit(Value):
 
 
 class Capabilities(Value):
-    """The five capability sets, by names such as `CAP_KILL`."""
+    """The five capability sets, each a list of names such as `CAP_KILL`."""
 
     bounding: tuple[str, ...] = ()
     effective: tuple[str, ...] = ()
@@ -110,7 +110,7 @@ class CpuAffinity(Value):
 
 
 class Process(Value):
-    """A process: the `process` of the configuration or of an exec request."""
+    """The object `process` of the configuration, or the process object of an exec request."""
 
     args: tuple[str, ...] = ()
     cwd: str = "/"
@@ -178,7 +178,7 @@ class Device(Value):
 
 
 class TimeOffset(Value):
-    """The offset of a clock in a time namespace, from the host's clock."""
+    """The difference between a clock in a time namespace and the host's clock."""
 
     secs: int = 0
     nanosecs: int = 0
