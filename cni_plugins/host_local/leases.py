@@ -209,8 +209,8 @@ class NetworkLeases:
                 self._release_address(address, record.link)
 
     def _drop_damaged(self, path: str) -> None:
-        """Remove all leases of the owner whose file `path` is damaged. Reads every lease to
-        find these, because only the damaged file listed them."""
+        """Remove all leases of the owner whose file `path` is damaged. Reads every lease to find
+        these, because only the damaged file listed them."""
         for address in self._address_files():
             if _owner_path(self._owner_in(address)) == path:
                 self._remove(address)

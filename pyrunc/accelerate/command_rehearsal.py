@@ -172,8 +172,8 @@ def _plan() -> None:
 
 
 def _make_container(folder: str) -> states.State:
-    """Make a container that has no process. Its bundle, which must not exist yet, and its state are
-    in `folder`."""
+    """Make a container that has no process, with its bundle and its state in `folder`. The bundle
+    must not exist yet."""
     os.makedirs(f"{folder}/bundle/rootfs")
     with open(f"{folder}/bundle/{states.CONFIG}", "w") as file:
         file.write(jsontext.dumps(_configuration()))

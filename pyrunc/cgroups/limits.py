@@ -104,8 +104,8 @@ def _try_write(directory: str, setting: CgroupSetting) -> KernelError | None:
 
 
 def _restoring_writes(directory: str, changed: CgroupSetting) -> list[CgroupSetting]:
-    """Return the writes that would undo the write `changed`, from the file's present content. Empty
-    if the file is missing, or cannot be read (for example memory.reclaim)."""
+    """Return the writes that restore the present content of the file that `changed` will overwrite.
+    Empty if the file is missing, or cannot be read (for example memory.reclaim)."""
     try:
         content = cgroup.read(directory, changed.file)
     except KernelError as error:

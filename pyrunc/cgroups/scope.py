@@ -90,8 +90,8 @@ def reach(group: Cgroup) -> None:
     DeadlineExceeded, Unsupported.
 
     Moving a process needs write access to a common ancestor of the old and the new group
-    (cgroup-v2.rst, "Delegation Containment"). Between a login session and a group of the user's
-    systemd, this ancestor belongs to root. From the new scope, it belongs to the user.
+    (cgroup-v2.rst, "Delegation Containment"). For a move from a login session to a group of the
+    user's systemd, this ancestor belongs to root; for a move from the new scope, to the user.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return

@@ -291,7 +291,8 @@ def mount_points(spec: Spec, root: int) -> list[str]:
 
 def bind_mounts(spec: Spec, bundle: str, root: int) -> list[tuple[str, str]]:
     """Return (mount point, source) of each bind mount from the host. If the container has a user
-    namespace, these include device files. `root` and errors are those of `mount_points`."""
+    namespace, its device files are bind mounts, too. `root` and errors are those of
+    `mount_points`."""
     sources = {
         place: os.path.join(bundle, mount.source)
         for place, mount in zip(mount_points(spec, root), spec.mounts, strict=True)

@@ -114,7 +114,7 @@ def restore(
 
 
 class _Notifications:
-    """Handles CRIU's notifications while it restores."""
+    """Handles CRIU's notifications during a restore."""
 
     __slots__ = (
         "_create_options",

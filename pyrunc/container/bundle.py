@@ -39,7 +39,7 @@ class Bundle(Value):
 
 
 def load(folder: str, config: str = "") -> Bundle:
-    """Read and check the configuration of the bundle in `folder`. `config`: the path of its file;
+    """Read and check the configuration of the bundle in `folder`. `config`: the path of the file;
     empty for `config.json` in the bundle. Raises NotFound, InvalidSpec."""
     from pyrunc.spec.check import check
     from pyrunc.spec.parse import parse

@@ -104,8 +104,7 @@ def _forward_signals(pidfd: int) -> None:
 
 class _Terminal:
     """Copies data between the user's terminal (or stdin and stdout) and the process's terminal.
-    Meanwhile the user's terminal is in raw mode, and the process's terminal has the same
-    size."""
+    Meanwhile the user's terminal is in raw mode, and the process's terminal has the same size."""
 
     def __init__(self, master: int, pidfd: int) -> None:
         self._master, self._pidfd = master, pidfd

@@ -70,8 +70,8 @@ INTEL_RDT = {
 
 
 def shaped(value: Any, shape: Any, path: str) -> Any:
-    """Check `value` and return it without nulls. If a part of it does not fit `shape`,
-    raises InvalidSpec with the part's JSON path."""
+    """Check `value` and return it without nulls. If a part of it does not fit `shape`, raises
+    InvalidSpec with the part's JSON path."""
     if shape is TEXT:
         if type(value) is not str:
             raise InvalidSpec(path, "must be a string")
