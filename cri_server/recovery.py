@@ -195,7 +195,7 @@ async def _detach(services: Services, identifier: str, netns_path: str | None) -
         async with asyncio.timeout(ANSWER_S):
             await services.network.detach(identifier, netns_path)
     except (Error, TimeoutError) as error:
-        reason = error or "timed out"
+        reason = str(error) or "timed out"
         log.warning(
             "cannot detach the network of the partly created sandbox %s: %s", identifier, reason
         )

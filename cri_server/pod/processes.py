@@ -103,7 +103,7 @@ class ShimProcesses:
                 log.warning("shim %d of another version continues: %s", process.pid, error)
                 return False
             except (Error, TimeoutError) as error:
-                why = error or "it does not end"
+                why = str(error) or "it does not end"
                 log.warning("shim %d is killed, output may be lost: %s", process.pid, why)
         orphans.kill_process(process)
         if folder is not None:
@@ -214,7 +214,7 @@ class ShimProcesses:
                 info = await client.shim()
         except (Error, TimeoutError) as error:
             # Its folder stays: the shim may have pods, and answer again later.
-            log.warning("cannot use the shim in %s: %s", folder, error or "it does not answer")
+            log.warning("cannot use the shim in %s: %s", folder, str(error) or "it does not answer")
             client.close()
             return
         if (info.protocol, info.version) != (PROTOCOL, pyrunc.__version__):

@@ -312,7 +312,9 @@ class Shims:
     async def _end_partial_take_over(self, sandbox: Sandbox, client: ShimClient) -> None:
         """Have a shim end those processes of the pod that it has taken over, and stop serving the
         pod. The shim itself continues, because it serves other pods. If one of these steps fails,
-        or they take longer than `ANSWER_S`, the caller kills the shim."""
+        or they take longer than `ANSWER_S`, `end_orphans` will kill the shim."""
+        # As in `end_orphans`: before a client sees an ended container.
+        sandbox.pause_alive = False
         try:
             async with asyncio.timeout(ANSWER_S):
                 state = await client.state()
@@ -322,7 +324,9 @@ class Shims:
                 await client.shutdown()
         except (Error, OSError) as error:
             log.error(
-                "sandbox %s: its shim cannot stop serving it and is killed: %s", sandbox.id, error
+                "sandbox %s: its shim cannot stop serving it and is killed: %s",
+                sandbox.id,
+                str(error) or "it does not answer",
             )
         else:
             sandbox.shim = None

@@ -37,7 +37,7 @@ async def end_sandbox(paths: Paths, identifier: str, detach: Detach) -> None:
     try:
         await _end_by_shim(folder, detach)
     except (Error, TimeoutError) as error:
-        reason = error or "its shim does not answer"
+        reason = str(error) or "its shim does not answer"
         log.info(
             "sandbox %s was partly created and its shim cannot end it; the shim is killed: %s",
             identifier,

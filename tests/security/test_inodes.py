@@ -113,7 +113,9 @@ def test_no_process_of_a_pod_has_a_file_of_the_host_open(server: Server) -> None
             # Until its command is executed, an exec runs the launcher, which has descriptors open
             # and cannot be traced.
             programs = ["pause", *["sleep"] * 6]
-            assert wait_until(lambda: sorted(processes_below(group).values()) == programs, 30)
+            assert wait_until(lambda: sorted(processes_below(group).values()) == programs, 30), (
+                processes_below(group)
+            )
             processes = processes_below(group)
             assert [
                 f"{processes[pid]}: {link}" for pid in processes for link in held_of_the_host(pid)
