@@ -111,9 +111,9 @@ def _choose_state(root: Path, configured: Path) -> Path:
         )
         return remembered
     raise WrongState(
-        f"the pods of {root} have their state in {remembered}, not in {configured}:"
-        f" start the server with --state {remembered}; to change the directory, remove the pods"
-        " before"
+        f"the state of the pods of {root} is in {remembered}, not in {configured}:"
+        f" start the server with --state {remembered}; to change the state directory, first remove"
+        " the pods"
     )
 
 

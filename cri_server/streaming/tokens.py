@@ -38,7 +38,7 @@ class Tickets:
         Raises `ResourceExhausted` at the limit of unused tickets."""
         self._drop_expired()
         if len(self._tickets) >= self._limit:
-            raise ResourceExhausted(f"{self._limit} streaming URLs were requested and not yet used")
+            raise ResourceExhausted(f"too many unused streaming URLs: the limit is {self._limit}")
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._tickets[_digest(kind, token)] = (self._clock() + self._ttl_s, request)
         return token

@@ -432,7 +432,7 @@ class _Extractor:
         self._names_bytes += len(path)
         if self._names_bytes > NAMES_LIMIT_BYTES:
             raise ResourceExhausted(
-                f"the layer's directories have names of more than {NAMES_LIMIT_BYTES} bytes"
+                f"the paths of the layer's files have more than {NAMES_LIMIT_BYTES} bytes in all"
             )
 
     def _forget_parents(self) -> None:

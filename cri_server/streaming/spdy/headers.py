@@ -119,7 +119,7 @@ def _parse(plain: bytes) -> Headers:
 def _text(plain: bytes, position: int) -> tuple[str, int]:
     length, position = _word(plain, position)
     if length > len(plain) - position:
-        raise MalformedHeaders("a header exceeds its block")
+        raise MalformedHeaders("a header name or value is longer than the rest of the header block")
     try:
         return plain[position : position + length].decode("utf-8"), position + length
     except UnicodeDecodeError:
