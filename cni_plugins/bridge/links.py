@@ -222,8 +222,8 @@ def quiesce(host: NetlinkSocket, name: str) -> bool:
 
 
 def remove_from_pod(path: str, ifname: str) -> None:
-    """Delete the veth `ifname` in the network namespace at `path`. DEL calls this for a veth made
-    by the reference plugin, which gives the host end another name."""
+    """Delete the veth `ifname` in the network namespace at `path`. DEL uses this for a veth that
+    the reference plugin made: its host end has a name that this plugin cannot derive."""
     if not path or not netns.exists(path):
         return
     with open_pod(path) as pod:

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 
 def dump(arguments: Message, fds: list[int]) -> int:
-    """Job: write CRIU's images, the writable layer and `spec.dump` of a frozen container to the
-    folder `TakeDump.work`. The container stays frozen. `arguments`: a `TakeDump`; `fds`: a mount of
-    each image in `TakeDump.images`, in the same order. Raises Error."""
+    """Job: write CRIU's dump files, the writable layer and `spec.dump` of a frozen container to the
+    folder `TakeDump.work`. The container stays frozen. `arguments`: a `TakeDump`. `fds`: for each
+    container image in `TakeDump.images`, in the same order, a descriptor of its mount. Raises
+    Error."""
     request = TakeDump.of(arguments)
     directory, work = request.directory, request.work
     mounts = dict(zip(request.images, fds, strict=True))

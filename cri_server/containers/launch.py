@@ -82,7 +82,7 @@ async def ensure(services: Services, sandbox: Sandbox, container: Container) -> 
 
 async def drop(services: Services, container: Container) -> None:
     """Have the shim discard the container's compiled launch, and remove the container's cgroup.
-    Does nothing once the container was started. Errors are logged or ignored."""
+    Does nothing once the container has been started. Errors are logged or ignored."""
     pod = services.pod_of(container)
     if pod is not None:
         await pod.drop(container)

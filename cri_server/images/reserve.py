@@ -26,8 +26,9 @@ class Reserve:
         self._charged = 0
 
     def charge(self, size: int) -> None:
-        """Count `size` bytes (0 for an empty file) that the caller is about to write. Raises
-        OSError, and ResourceExhausted when the bytes would use up the node's reserve."""
+        """Record that the caller is about to write `size` bytes (rounded up to blocks). Once per
+        _CHECK_BYTES, check the file system's free space and inodes. Raises ResourceExhausted if the
+        node's reserve would be used up, and OSError."""
         self._charged += size + -size % BLOCK_BYTES
         if self._charged >= _CHECK_BYTES:
             self._charged = 0

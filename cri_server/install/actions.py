@@ -19,7 +19,8 @@ from pyrunc.kernel.mountinfo import mount_points
 
 
 def beneath(root: Path, path: str) -> Path:
-    """Return the absolute path `path` below `root`, the root directory of the machine."""
+    """Map an absolute path of the machine to the path below `root`, the machine's root directory:
+    `/etc` gives `root/etc`."""
     return root / path.lstrip("/")
 
 

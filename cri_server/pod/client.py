@@ -218,9 +218,9 @@ class ShimClient:
         """Send `signal` to the container, and SIGKILL after `timeout_s` (at once if it is 0 or
         less). Wait until the container has ended; return its exit.
 
-        The shim continues when this call is cancelled or the server dies. If the container is
-        already being stopped, no second signal is sent, and the earliest deadline applies. Raises
-        DeadlineExceeded if SIGKILL does not end the container.
+        The shim still ends the container when this call is cancelled or the server dies. If the
+        container is already being stopped, no second signal is sent, and the earliest deadline
+        applies. Raises DeadlineExceeded if SIGKILL does not end the container.
         """
         return await self._ask(messages.Stop(container, int(signal), timeout_s), Exit)
 

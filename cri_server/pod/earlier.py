@@ -92,7 +92,7 @@ class EarlierShims:
         descriptors of its pods' processes in the keeper, so that another shim can take them over.
 
         `sandboxes`: all sandboxes of the server. Does nothing when the shim has ended. After an
-        Error the shim continues.
+        Error the shim keeps running.
         """
         # One shim after the other, so that each pod is without a shim for a few milliseconds only.
         async with self._lock:

@@ -184,7 +184,7 @@ class Pod:
 
     async def drop(self, container: Container) -> None:
         """Discard a created container that was not started: its shim forgets the compiled launch,
-        and its cgroup is removed. Does nothing once the container was started."""
+        and its cgroup is removed. Does nothing once the container has been started."""
         if container.process is not None:
             return
         container.created_in = None

@@ -543,8 +543,8 @@ class Shims:
     async def replace_outdated(self) -> bool:
         """End the shims of other versions, one at a time, and have shims of this version take over
         their pods. If the keeper does not store the descriptors of all running processes of a shim,
-        this shim continues until its pods end. Return False if a shim continues because it cannot
-        write a log; the caller must then try again later."""
+        this shim keeps running until its pods end. Return False if a shim keeps running because it
+        cannot write a log; the caller must then try again later."""
         all_ended = True
         pods: dict[ProcessIdentity, list[Sandbox]] = {}
         for sandbox in self._index.sandboxes:
@@ -611,7 +611,7 @@ class Shims:
         return self._clients.pop(sandbox.id, None)
 
     def disconnect(self) -> None:
-        """Close all connections. The shims continue."""
+        """Close all connections. The shims keep running."""
         for task in self._answers.values():
             task.cancel()
         for client in self._clients.values():
@@ -652,11 +652,12 @@ class Shims:
         task.add_done_callback(lambda task: self._reconnecting.pop(sandbox.id, None))
 
     async def drop_unknown(self) -> None:
-        """Have the keeper close the descriptors that it stores for unknown pods and for ended or
-        unknown containers. A shim leaves such descriptors there if it is killed after a process has
-        ended, but before it has told the keeper.
+        """Close the descriptors in the keeper that belong to no known pod and to no running or
+        created container. They remain there when a shim is killed between the end of a process and
+        the shim's message to the keeper.
 
-        Also kills the stopped shims of the previous version whose children have all ended.
+        Also kill the shims of the previous version that were stopped with SIGSTOP, once all their
+        children have ended.
         """
         ids = {sandbox.id for sandbox in self._index.sandboxes}
         ids |= {container.id for container in self._index.containers if container.exit is None}

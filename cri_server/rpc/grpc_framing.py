@@ -48,7 +48,8 @@ class Head:
 
 
 def parse_head(fields: list[Field]) -> Head:
-    """Parse a request's headers. Raises NotGrpc, CallFailed for a malformed timeout."""
+    """Parse a request's headers. Raises NotGrpc if this is no gRPC request, and CallFailed if its
+    timeout is malformed."""
     path = method = content_type = b""
     encoding, timeout_s, origin = b"identity", None, ""
     for name, value in fields:

@@ -86,8 +86,9 @@ def working_dir(cri: str, image: str) -> str:
 
 
 def rlimits(limits: Mapping[str, tuple[int, int]]) -> list[dict[str, object]]:
-    """Convert `limits`, which are (soft, hard) by name, to the OCI object `process.rlimits`. -1
-    (Python's RLIM_INFINITY) becomes 2^64 - 1, the kernel's value."""
+    """Convert `limits`, a mapping from a limit's name to its pair (soft, hard), to the OCI object
+    `process.rlimits`. The value -1 (Python's RLIM_INFINITY) becomes 2^64 - 1, the kernel's value
+    for unlimited."""
     return [
         {"type": name, "soft": soft & UNLIMITED, "hard": hard & UNLIMITED}
         for name, (soft, hard) in limits.items()

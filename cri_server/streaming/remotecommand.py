@@ -224,7 +224,7 @@ class OutputCopy:
 async def _drain(tasks: dict[asyncio.Task[None], OutputCopy]) -> None:
     """After the process's exit, wait for the rest of each output, until it ends or pauses for
     `QUIET_S`. After `DRAIN_S`, also stop waiting for an output that has sent more than
-    `DRAIN_BYTES` since the exit."""
+    `DRAIN_BYTES` since the exit, so that a busy output cannot keep the session open."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + DRAIN_S
     at_exit = {task: output.sent_bytes for task, output in tasks.items()}

@@ -132,7 +132,8 @@ class Workers:
             self._retire(worker)
 
     def _retire(self, worker: _Worker) -> None:
-        """Close the worker's connection and wait for its end in the background."""
+        """Close the worker's connection. A background task waits until the worker process has
+        ended."""
         worker.hang_up()
         self._ending.add(worker.ending)
         worker.ending.add_done_callback(self._ending.discard)

@@ -307,8 +307,9 @@ def bind_mounts(spec: Spec, bundle: str, root: int) -> list[tuple[str, str]]:
 
 
 def masked_files(linux: Linux, root: int) -> list[str]:
-    """Return the mount points of /dev/null: each masked path, with symbolic links resolved, that
-    exists in the root and is not a folder. `root`: the descriptor of a process's root."""
+    """Return the masked paths over which the runtime has mounted /dev/null. These are the masked
+    paths that exist and are not folders. Symbolic links are resolved. `root`: the descriptor of the
+    process's root directory."""
     masked = []
     for path in dict.fromkeys(map(clean, linux.masked_paths)):
         try:

@@ -377,9 +377,9 @@ def _open_bind(mount: Mount, request: CreateRequest) -> int:
 
 
 def clone_bind(mount: Mount, source: int) -> int:
-    """Return a detached clone of the mount at an open bind source; for `rbind` with the mounts
-    below. Cannot hang, because the call does not access the source's storage. Raises
-    KernelError."""
+    """Return a detached clone of the mount at `source`, the descriptor of a bind source. If `mount`
+    has the option `rbind`, the clone includes the mounts below it. The call cannot hang, because it
+    does not access the source's storage. Raises KernelError."""
     flags = OPEN_TREE_CLONE | AT_EMPTY_PATH | (AT_RECURSIVE if "rbind" in mount.options else 0)
     try:
         return kernel_mount.open_tree(source, "", flags)

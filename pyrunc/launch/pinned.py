@@ -13,8 +13,9 @@ from pyrunc.kernel import mount as kernel_mount
 def clone(mount: int, namespace: str = "") -> int:
     """Return a detached clone of `mount`, a descriptor of a pinned mount. Raises KernelError.
 
-    Kernels before 6.15 clone only attached mounts. For these, `namespace` must be the path of the
-    mount namespace in which `mount` is attached; if it is empty, Unsupported is raised.
+    Linux before 6.15 can clone a mount only if it is attached in the caller's mount namespace. On
+    such a kernel, `namespace` must be the path of a mount namespace in which `mount` is attached.
+    Raises Unsupported if `namespace` is empty there.
     """
     try:
         return kernel_mount.open_tree(mount, "", OPEN_TREE_CLONE | AT_RECURSIVE | AT_EMPTY_PATH)

@@ -105,10 +105,11 @@ class PlanAssembler(Assembler):
         return fragment
 
     def append_fragment(self, fragment: Fragment, lines: Sequence[Line] = ()) -> None:
-        """Append a fragment; this assembler must have the fragment's data.
+        """Append a fragment. This assembler must have the fragment's data: it must be a `copy` of
+        an assembler that has it.
 
-        `lines`: the line of each of the plan's operations in the fragment. Without `lines`, the
-        whole fragment belongs to the line that was passed to `at`.
+        `lines[i]` is the line of the i-th plan operation that the fragment was made from. If
+        `lines` is empty, the whole fragment belongs to the line that was passed to `at`.
         """
         start = len(self._packed)
         self._packed += fragment.packed

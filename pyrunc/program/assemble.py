@@ -372,8 +372,9 @@ class Assembler:
         return offset
 
     def _arguments(self, args: Sequence[Argument], what: str) -> tuple[int, list[int]]:
-        """Encode arguments as kinds (4 bits each) and six words. Raises InvalidArgument for a slot
-        that could be loaded before an operation stores into it."""
+        """Encode the arguments as six words, and their kinds as 4 bits each. Raises InvalidArgument
+        if an argument loads a slot into which not every path to this operation has stored, and for
+        more than six arguments."""
         words: list[int] = []
         kinds = shift = 0
         for arg in args:

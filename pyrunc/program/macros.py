@@ -342,7 +342,8 @@ def check_program(
 
     `candidates` are tried in order: `dir/name` for every PATH entry, or the command alone if it
     contains a slash. If one exists but cannot be executed, the errno is EACCES (EISDIR for a
-    directory), not ENOENT. `place`: STATX_SIZE bytes of data for the check's use; None to add them.
+    directory), not ENOENT. `place`: the address of a buffer of STATX_SIZE bytes that the check may
+    overwrite; if None, a new buffer is added to the program's data.
 
     The check uses execveat(2) with AT_EXECVE_CHECK (Linux 6.14). It uses access(2) instead if the
     kernel is older, if a filter forbids execveat(2), or if execveat(2) fails with an unusual errno

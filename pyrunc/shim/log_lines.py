@@ -51,7 +51,8 @@ class LogLines:
         return records[0] if len(records) == 1 else b"".join(records)
 
     def finish(self, stamp: bytes) -> bytes:
-        """Return the log line of an unterminated last output line; empty if there is none."""
+        """Return a log line for the waiting output, which has no newline; empty if there is
+        none."""
         tail, self._tail = bytes(self._tail), bytearray()
         return b"%b %b P %b\n" % (stamp, self._stream, tail) if tail else b""
 

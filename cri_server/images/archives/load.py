@@ -152,8 +152,9 @@ class _Archive:
 
 @contextmanager
 def open_archive(path: Path) -> Iterator[int]:
-    """Open the archive for the `with` block. Add the archive's path to errors of the block that
-    concern the archive. Raises InvalidArgument (not an archive, or a damaged one), KernelError."""
+    """Open the archive for a `with` block. If the block raises an error about the archive, the
+    error's message gets the archive's path. Raises InvalidArgument (not an archive, or a damaged
+    one), KernelError."""
     with kernel_errors("open", f"'{path}'"):
         # O_NONBLOCK: a named pipe without a writer must not block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

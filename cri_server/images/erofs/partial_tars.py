@@ -60,7 +60,8 @@ class PartialTars:
         return [self._reading, *(fd for fd in self._fds.values() if fd is not None)]
 
     def close(self) -> None:
-        """Close everything, once the reader has ended."""
+        """Close the pipe and the tars' descriptors. The caller must wait until the reader has
+        ended."""
         self.finish()
         for fd in (self._reading, *self._fds.values()):
             if fd is not None:

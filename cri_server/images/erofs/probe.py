@@ -1,7 +1,8 @@
 """Tests whether images can be mounted here, by mounting one. The kernel's version alone does not
 tell this, because images need:
 
-- EROFS on files (Linux 6.12), which the store's file system must support;
+- EROFS mounts whose backing device is a regular file (Linux 6.12). The file system of the store
+  must support such mounts, too;
 - an overlay over an EROFS, and a second overlay over that one, for containers that run containers.
   Some kernels count EROFS as one of the two levels of stacking that they permit
   (FILESYSTEM_MAX_STACK_DEPTH).

@@ -1,1 +1,2 @@
-"""Makes a layer's files from its blob: decodes, reads the tar and unpacks, in jailed processes."""
+"""Unpacks layers in jailed processes: decompresses the blob, reads the tar in it and writes the
+files."""

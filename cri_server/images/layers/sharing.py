@@ -100,8 +100,9 @@ class SharedWork:
 
 
 class StreamTurn:
-    """A stream that waits for a turn, or has one. `origin`: the stream's registry. `give_way()` is
-    called if this stream has a turn and is slow when another stream begins to wait."""
+    """A stream that waits for a turn, or has one. `origin`: the stream's registry. When another
+    stream begins to wait, `give_way()` is called on each slow stream that has a turn, but on no
+    more streams than wait."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate

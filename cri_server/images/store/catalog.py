@@ -244,10 +244,12 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """Return the image's name for the first usable reference; None if no reference is usable.
+        """Return the name under which to show an image. Takes the first of `references` that names
+        the image, or in whose repository the image has a name. Returns None if there is no such
+        reference.
 
-        A reference is usable if it names the image, or if the image has a name in the reference's
-        repository. The returned name has a tag only if the usable reference is a tag of this image.
+        If the reference is a tag of the image, the returned name has this tag. If the reference has
+        a digest, or only its repository fits, the name has no tag.
         """
         return self._state.name_of(image_id, references)
 
