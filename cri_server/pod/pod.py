@@ -166,7 +166,7 @@ class Pod:
                 if shim is not None:
                     orphans.kill_process(shim)
                 raise DeadlineExceeded(
-                    f"container {container.id}: compiling it took longer than"
+                    f"container {container.id}: the shim did not prepare it within"
                     f" {COMPILE_TIMEOUT_S:g} s"
                 ) from None
         container.created_in = shim

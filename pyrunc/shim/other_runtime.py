@@ -183,7 +183,9 @@ class _Listener:
         fds = received(ancillary)
         if len(fds) != 1:  # CMSG_SPACE is aligned: there is room for two
             close_all(fds)
-            raise PeerError(f"the runtime has sent {len(fds)} descriptors, not one terminal")
+            raise PeerError(
+                f"the runtime must send one descriptor, the terminal, but sent {len(fds)}"
+            )
         return fds[0]
 
     def __exit__(self, *error: object) -> None:

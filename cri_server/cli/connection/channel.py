@@ -304,7 +304,7 @@ class _Connection:
         # The first frame must be SETTINGS (RFC 9113, section 3.4): other protocols are detected
         # here.
         if not self._greeted and (kind != frames.SETTINGS or length % frames.SETTING.size):
-            raise self._broken("the first frame is not HTTP/2 settings")
+            raise self._broken("the server's first frame is not SETTINGS: it does not speak HTTP/2")
         if length > frames.FRAME_LIMIT_BYTES:
             raise self._broken(f"a frame of {length} bytes is too large")
         self._receive(frames.HEAD_BYTES + length)

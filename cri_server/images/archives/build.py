@@ -153,7 +153,9 @@ def busybox(program: Path = BUSYBOX) -> BuiltImage:
     try:
         content = program.read_bytes()
     except OSError:
-        raise NotFound(f"no {program}; Debian's package busybox-static has it") from None
+        raise NotFound(
+            f"{program} cannot be read; install Debian's package busybox-static"
+        ) from None
     # The name of the dynamic loader (PT_INTERP, elf(5)) lies near the beginning of the file.
     if b"/ld-linux" in content[:4096] or b"/ld-musl" in content[:4096]:
         raise Error(f"{program} is not static; Debian's package busybox-static has one that is")

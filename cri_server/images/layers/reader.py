@@ -206,7 +206,9 @@ def supported_attributes(entry: TarMember) -> dict[bytes, bytes]:
     ACLs, and `user.*` except `user.overlay.*`, which would control overlayfs. Any other attribute
     could affect the host. Raises BadLayer for a name with a NUL byte."""
     if any(b"\0" in name for name in entry.xattrs):
-        raise BadLayer(f"{quoted(entry.name)}: the name of an extended attribute has a NUL byte")
+        raise BadLayer(
+            f"{quoted(entry.name)}: the name of an extended attribute contains a NUL byte"
+        )
     return {name: value for name, value in entry.xattrs.items() if _is_supported(name)}
 
 

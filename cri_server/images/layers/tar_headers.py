@@ -207,7 +207,7 @@ def _entry(stream: TarSource, header: tuple[bytes, ...], extended: _Extended) ->
         size=stored,
         stored=stored,
         mtime_ns=mtime_ns,
-        link=_checked_name(link, "link") if kind in (HARDLINK, SYMLINK) else b"",
+        link=_checked_name(link, "link target") if kind in (HARDLINK, SYMLINK) else b"",
         major=_number(header[13], "device number") if device else 0,
         minor=_number(header[14], "device number") if device else 0,
         xattrs=xattrs,
@@ -229,7 +229,7 @@ def _name(header: tuple[bytes, ...]) -> bytes:
 
 def _checked_name(name: bytes, what: str) -> bytes:
     if b"\0" in name:
-        raise BadLayer(f"{quoted(name)}: the {what} has a NUL byte")
+        raise BadLayer(f"{quoted(name)}: the {what} contains a NUL byte")
     if len(name) > NAME_LIMIT_BYTES:
         raise BadLayer(f"{quoted(name)}: the {what} is longer than {NAME_LIMIT_BYTES} bytes")
     return name

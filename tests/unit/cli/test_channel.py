@@ -160,7 +160,7 @@ def listening(path: Path, *answers: Callable[[socket.socket], object]) -> Iterat
 SETTINGS = frames.settings({})
 WRONG = {
     "closed": (b"", "the connection was closed"),
-    "http/1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "not HTTP/2 settings"),
+    "http/1": (b"HTTP/1.1 400 Bad Request\r\n\r\n", "does not speak HTTP/2"),
     "long": (SETTINGS + b"\xff\xff\xff\0\0\0\0\0\1", "a frame of"),
     "going away": (SETTINGS + frames.goaway(0, 0, b"too many"), "too many"),
     "reset": (SETTINGS + frames.rst_stream(1, 7), "reset with code 7"),
