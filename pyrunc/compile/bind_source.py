@@ -69,8 +69,9 @@ def open_source(source: str, destination: str, *, links: bool) -> int:
 
 
 def describe_source(number: int, path: str = "") -> BindSource:
-    """Return the facts about an open source. `path`: its real path, if the caller has it. Blocks as
-    long as the storage does not answer. Raises OSError."""
+    """Describe the source of a bind mount, which is open as descriptor `number`. `path`: the
+    source's real path, if the caller knows it. The call blocks while the storage does not answer.
+    Raises OSError."""
     status, own = os.fstat(number), os.stat("/")
     return BindSource(
         path or _real_path(number),

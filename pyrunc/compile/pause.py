@@ -149,7 +149,7 @@ def _namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
     entries = [Namespace("mount")]
     for kind, how in chosen.items():
         if kind not in KERNEL_NAMES or kind == "mount":
-            raise InvalidArgument(f"a pause process cannot choose its {kind} namespace")
+            raise InvalidArgument(f"namespace {kind}: a pause process has no choice of this type")
         if how in ("new", "pinned"):
             entries.append(Namespace(kind))
         elif how.startswith("/"):

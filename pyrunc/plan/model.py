@@ -336,11 +336,11 @@ class PivotRoot(Op):
 
 class CoverRoot(Op):
     """Mount the container's root over `/` instead of calling pivot_root, because pivot_root fails
-    where the host's root is a ramdisk. The host's root stays beneath.
+    where the host's root is a ramdisk. The host's root stays mounted below it.
 
-    - `move`: the root is attached elsewhere, and is moved onto `/` first
-    - `hide`: mount points of complete procfs and sysfs mounts in the host's root. They are hidden,
-      because masked files could be read there.
+    - `move`: the container's root is mounted elsewhere, and is moved onto `/` first
+    - `hide`: the mount points, in the host's root, of procfs and sysfs mounts that mask no files.
+      They are hidden, because the container could read there the files that its own mounts mask.
     """
 
     move: bool

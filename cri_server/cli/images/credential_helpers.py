@@ -93,10 +93,12 @@ def providers(image: str) -> list[LoginSource]:
             raise WrongState(f"{path}: {' '.join(str(error).split())}") from None
         for provider in config.providers:
             # A path would name a program outside of the folder that the administrator has filled.
-            if "/" in provider.name or provider.api_version != PROTOCOL:
+            if "/" in provider.name:
+                raise WrongState(f'{path}: the name of provider {provider.name} contains "/"')
+            if provider.api_version != PROTOCOL:
                 raise WrongState(
-                    f"{path}: {provider.name}: expected the name of an executable, and apiVersion"
-                    f" {PROTOCOL}"
+                    f"{path}: provider {provider.name}: apiVersion is {provider.api_version!r},"
+                    f" not {PROTOCOL!r}"
                 )
             if any(matches(pattern, repository) for pattern in provider.match_images):
                 matching.append(LoginSource(path, provider))

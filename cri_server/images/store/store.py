@@ -167,9 +167,9 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Prevent garbage collection of the content `keys` (digests and chain ids) during the
-        `with` block. First waits for a running collection: it does not know the new lease, and
-        could remove content that the `with` block has found."""
+        """Take a lease on the content `keys` (digests and chain ids), so that garbage collection
+        does not remove it during the `with` block. First waits for the end of a running collection:
+        it began without this lease, so it could remove content that the block needs."""
         leased = list(keys)
         await self._lease(leased)
         try:

@@ -174,9 +174,15 @@ def test_an_error_names_the_program_and_hides_its_output(folder: Path, text: str
     assert "hidden-secret" not in str(caught.value)
 
 
-def test_an_error_names_the_wrong_file(folder: Path) -> None:
-    (folder / "2.yaml").write_text("providers: [{name: ../x, matchImages: [], apiVersion: v1}]")
-    with pytest.raises(WrongState, match=r"2\.yaml"):
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("../x", "the name of provider ../x contains"), ("x", "provider x: apiVersion is 'v1', not")],
+)
+def test_an_error_names_the_wrong_file(folder: Path, name: str, why: str) -> None:
+    (folder / "2.yaml").write_text(
+        f"providers: [{{name: {name}, matchImages: [], apiVersion: v1}}]"
+    )
+    with pytest.raises(WrongState, match=rf"2\.yaml: {why}"):
         credentials.find("a.cloud.example/x")
 
 
