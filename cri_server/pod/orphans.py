@@ -1,5 +1,6 @@
-"""Cleans up after a dead shim: waits until the shim's child processes have ended, reads the files
-that the shim has written, kills its containers and removes their cgroups."""
+"""Cleans up after a shim that has died or dropped a pod: waits until the shim's child processes for
+this pod have ended, reads the files that the shim has written, kills the containers and removes
+their cgroups."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ async def _wait_for_lock(lock: int, sandbox_id: str) -> None:
     deadline = time.monotonic() + FORKS_TIMEOUT_S
     while not _locked(lock):
         if time.monotonic() > deadline:
-            log.error("sandbox %s: child processes of its dead shim do not end", sandbox_id)
+            log.error("sandbox %s: child processes of its shim do not end", sandbox_id)
             return
         await asyncio.sleep(FORKS_INTERVAL_S)
 

@@ -675,8 +675,8 @@ class Shims:
         await asyncio.shield(task)
 
     async def end_orphans(self, sandbox: Sandbox) -> None:
-        """Clean up after the sandbox's dead shim: read the files that it has written, then end the
-        sandbox's pause process and the containers that still run.
+        """Clean up after the sandbox's shim, which has died or dropped the pod: read the files that
+        it has written, then end the sandbox's pause process and the containers that still run.
 
         No process reads these containers' output any more and their exit codes are lost, so they
         end with reason Unknown.

@@ -148,8 +148,10 @@ def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
 def _namespaces(chosen: Mapping[str, str]) -> list[Namespace]:
     entries = [Namespace("mount")]
     for kind, how in chosen.items():
-        if kind not in KERNEL_NAMES or kind == "mount":
-            raise InvalidArgument(f"namespace {kind}: a pause process has no choice of this type")
+        if kind == "mount":
+            raise InvalidArgument("namespace mount: a pause process always gets a new one")
+        if kind not in KERNEL_NAMES:
+            raise InvalidArgument(f"namespace {kind}: not a type of namespace")
         if how in ("new", "pinned"):
             entries.append(Namespace(kind))
         elif how.startswith("/"):

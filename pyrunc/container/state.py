@@ -107,7 +107,7 @@ class State(RecordFile):
     - `started_at_ns`: wall-clock time of the start. Only for a container of a pod, whose shim
       writes the state.
     - `streams`: the names (`kernel.fd.stream_name`) of the container's descriptors 0 to 2 at
-      create; None in a file that an earlier version has written
+      create; None until they are known, and in a file that an earlier version has written
     """
 
     name = STATE

@@ -138,7 +138,7 @@ def test_the_error_of_start_gives_the_reason(server: Server) -> None:
     server.wait_exit(container.id)
     error = "node is not running and belongs to kubelet, which starts it"
     assert call(server, "restart", "-f", "node").error == error
-    error = "node is managed by kubelet, so only kubelet may start it"
+    error = "node belongs to kubelet, so only kubelet may start it"
     assert call(server, "start", "node").error == error
 
 

@@ -85,7 +85,7 @@ def _restart_pod(client: Client, pod: api.PodSandbox, grace_s: int | None, folde
 def _start(client: Client, name: str, folder: Path) -> None:
     target = stop.find(client, name)
     if ownership.owner(target.labels) == "kubelet":
-        raise WrongState(f"{name} is managed by kubelet, so only kubelet may start it")
+        raise WrongState(f"{name} belongs to kubelet, so only kubelet may start it")
     if not target.is_pod:
         _refuse_stopped_pod(client, target)
         _start_container(client, client.container(target.id))

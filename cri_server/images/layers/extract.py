@@ -37,7 +37,7 @@ from pyrunc.kernel.path import open_beneath
 from pyrunc.kernel.tree import FOLDER, remove_tree
 
 _PARENTS_OPEN = 48
-NAMES_LIMIT_BYTES = 256 << 20  # of all directories, which are held until the end
+NAMES_LIMIT_BYTES = 256 << 20  # of all paths that stay in memory until the layer is extracted
 _TICK_BYTES = 4 << 20
 _TICK_ENTRIES = 500
 # EMLINK: a file has too many hard links (65,000 on ext4). E2BIG and ERANGE: an attribute is too
@@ -432,7 +432,8 @@ class _Extractor:
         self._names_bytes += len(path)
         if self._names_bytes > NAMES_LIMIT_BYTES:
             raise ResourceExhausted(
-                f"the paths of the layer's files have more than {NAMES_LIMIT_BYTES} bytes in all"
+                f"the paths of the layer's folders, devices and whiteouts have more than"
+                f" {NAMES_LIMIT_BYTES} bytes in all"
             )
 
     def _forget_parents(self) -> None:
