@@ -121,7 +121,7 @@ def _checked(event: h11.Request, ahead: bytes) -> UpgradeRequest:
 
 def _check_host(request: UpgradeRequest) -> None:
     """Raise `Refused` unless the request has exactly one header Host. The host's name is not
-    checked, because kubelet forwards the Host of its own client."""
+    checked, because kubelet forwards the header Host that its client has sent."""
     hosts = [value for name, value in request.headers if name == "host"]
     if len(hosts) != 1 or not hosts[0] or any(mark in hosts[0] for mark in "/@?# "):
         raise Refused(400, "the request must have exactly one Host")

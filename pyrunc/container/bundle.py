@@ -273,7 +273,7 @@ def _unmake(state: State, created: ContainerProcess) -> None:
     """Kill and reap the process, and remove its cgroup."""
     from pyrunc.container.delete import leave_rdt
 
-    # Init first: without a cgroup of its own, the container can be killed only by init's pidfd.
+    # Kill init first: if the container has no separate cgroup, only init's pidfd can kill it.
     if status.signal(state, 9):
         status.wait_dead(state, 10.0)
     try:

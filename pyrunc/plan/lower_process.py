@@ -157,8 +157,7 @@ def become_root(low: Lowering, op: m.BecomeRoot) -> None:
 
 
 def new_session(low: Lowering, op: m.NewSession) -> None:
-    # Without a session of its own, the process could push input into the caller's terminal
-    # (TIOCSTI).
+    # In the caller's session the process could push input into the caller's terminal (TIOCSTI).
     low.a.sys("setsid")
 
 

@@ -3,8 +3,8 @@ needs a new mount namespace.
 
 CRIU makes the container's processes its siblings, so they are the fork's children. When the fork
 has ended they become children of the shim, which is a subreaper, and the container is like any
-other. The fork attaches the root and the other mounts in a mount namespace of its own, where CRIU
-finds them and the host does not see them.
+other. The fork unshares its mount namespace and attaches the root and the other mounts there. CRIU
+finds them in this namespace, and the host does not see them.
 """
 
 from __future__ import annotations

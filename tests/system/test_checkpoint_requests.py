@@ -88,7 +88,7 @@ def test_a_mount_at_a_link_has_the_same_key_in_dump_and_restore(
 def test_a_redirected_stream_has_its_first_name(
     runtime: Runtime, request_file: Path, tmp_path: Path
 ) -> None:
-    """At the time of the checkpoint the program has files of its own as stdout and stderr."""
+    """At the time of the checkpoint the program has redirected stdout and stderr to files."""
     if not runtime.is_pyrunc:
         pytest.skip("our requests")
     box = runtime.box("sh", "-c", "echo begin; exec >/dev/shm/out 2>/dev/shm/err; exec sleep 60")

@@ -125,7 +125,8 @@ def _hidden(entry: TarMember, *names: bytes) -> tuple[str, list[bytes]] | None:
     - `.wh..wh..opq` hides all that the lower layers have in the directory of the whiteout.
     - Any other `.wh..wh.` name is metadata of aufs: return None.
 
-    A whiteout hides no file of its own layer, not even one that is earlier in the tar.
+    A whiteout hides files of lower layers only. It hides no file of the layer that contains it,
+    not even one that is earlier in the tar.
     """
     *folder, last = names
     if any(name.startswith(AUFS) for name in folder):

@@ -91,8 +91,8 @@ class _LayerToUnpack:
     - `chain`: the chain ids of the layers below and of this layer, bottom first.
     - `committed`: is set when this layer is in the store.
     - `below`: the event `committed` of the next lower layer; None for the bottom layer.
-    - `times`: how often the image contains the diff id. Each occurrence is unpacked into a folder
-      of its own, because each has its own chain id.
+    - `times`: how often the image contains the diff id. Each occurrence has a different chain id,
+      so each is unpacked into a separate folder.
     """
 
     chain: list[str]
