@@ -113,7 +113,9 @@ async def execute(context: StartContext) -> None:
             ):
                 raise InvalidArgument(error.message) from None
             raise
-        log.warning("container %s was started, although: %s", container.id, error)
+        log.warning(
+            "container %s is running, but its start reported an error: %s", container.id, error
+        )
     checkpoint = context.services.paths.restore_folder(container.id)
     if checkpoint.exists():
         await asyncio.to_thread(remove_path, checkpoint)

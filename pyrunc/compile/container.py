@@ -305,5 +305,5 @@ def _hook_folder(request: CreateRequest) -> str:
     # As under runc, such hooks find the container's mounts at root.path, so the root is attached
     # there for them.
     if not os.path.isdir(path):
-        raise InvalidSpec("hooks.createContainer", f"need root.path {path} to be a directory")
+        raise InvalidSpec("hooks.createContainer", f"root.path {path} is not a directory")
     return path

@@ -55,7 +55,7 @@ def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
             # config-linux.md, "IntelRdt": without schemata the group of a closID must exist.
             raise InvalidSpec(
                 f"{WHERE}.closID",
-                f"group {group} does not exist, and there are no schemata to make it",
+                f"group {group} does not exist, and schemata to create it are missing",
             )
         _make_group(group)
         undo.push(f"resctrl group {group}", _remove_group, group)

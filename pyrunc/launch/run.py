@@ -272,7 +272,7 @@ class ParentSide:
             raise HookFailed(message.value, message.extra)
         elif message.tag == PROGRESS:
             if message.value not in self.request.lowered.steps:
-                raise Error("the container's process reported a line of the plan without a step")
+                raise Error("the container's process waits at a line of the plan that has no step")
             debug.say("process %d waits at plan line %d", process.pid, message.value)
             self._carry_out(message.value, process)
             self._running.release()

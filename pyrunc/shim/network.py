@@ -42,6 +42,8 @@ def _set_lo_up() -> None:
     try:
         ioctl(sock.fileno(), SIOCSIFFLAGS, _LO_UP)
     except OSError as error:
-        raise KernelError("ioctl", "link 'lo' of a new namespace", error.errno or 0) from None
+        raise KernelError(
+            "ioctl", "link 'lo' of a new network namespace", error.errno or 0
+        ) from None
     finally:
         sock.close()

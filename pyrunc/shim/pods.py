@@ -103,7 +103,9 @@ class ShimPods:
             if request.network:
                 network = self._take_network()
             if request.deadline_s is not None and time.monotonic() >= request.deadline_s:
-                raise DeadlineExceeded(f"take_pod: too late for {request.sandbox_dir}")
+                raise DeadlineExceeded(
+                    f"take_pod: the deadline for {request.sandbox_dir} has passed"
+                )
             write_record(request.sandbox_dir)
             new_pod = pod.ShimPod(
                 self, request.sandbox_dir, request.containers_dir, fds[0], network

@@ -303,7 +303,9 @@ def _device(device: Device, path: str) -> None:
 def _link_name(name: str, key: str) -> None:
     # IFNAMSIZ, and what dev_valid_name() refuses (net/core/dev.c).
     if not 0 < len(name.encode()) <= 15 or name in (".", "..") or any(c in "/: \t\n" for c in name):
-        raise InvalidSpec(f"linux.netDevices.{key}", f"{name!r} is not a link's name")
+        raise InvalidSpec(
+            f"linux.netDevices.{key}", f"{name!r} is not the name of a network device"
+        )
 
 
 def sysctl_path(key: str) -> str:

@@ -152,7 +152,7 @@ class Store:
 
     async def _rebuild(self, name: Name) -> None:
         what = "indexing" if self.policy.erofs else "unpacking"
-        log.warning("image %s: layers were missing; %s them again", name, what)
+        log.warning("image %s: layers are missing; %s them again", name, what)
         content = await in_thread(lambda: self.catalog.read(name.target))
         async with self.loading():
             await self.maker.make_all(content.manifest, content.diff_ids, _stored_blobs())
