@@ -22,12 +22,12 @@ IMAGES = "checkpoint"
 CONFIG, SPEC, STATUS, CONTAINERD_STATUS = "config.dump", "spec.dump", "status.dump", "status"
 LAYER, DELETED, BIND_MOUNTS = "rootfs-diff.tar", "deleted.files", "bind.mounts"
 LOG, STATISTICS = "dump.log", "stats-dump"
-# While an archive is made, this file beside the archive's parts contains the archive's path.
+# Lies beside an archive's parts while the archive is made, and contains the archive's path.
 UNFINISHED = "unfinished"
 FILES = (CONFIG, SPEC, STATUS, CONTAINERD_STATUS, LAYER, DELETED, BIND_MOUNTS, LOG, STATISTICS)
 
-# A manifest with one of these annotations is a checkpoint's: the only layer of its image has an
-# archive's files. They come from checkpointctl, CRI-O and podman.
+# The manifest of a checkpoint image has one of these annotations (of checkpointctl, CRI-O, podman).
+# The image's only layer has the files of a checkpoint's archive.
 ANNOTATIONS = (
     "org.criu.checkpoint.container.name",
     "io.kubernetes.cri-o.annotations.checkpoint.name",

@@ -107,8 +107,8 @@ class Pull:
         manifest = await self._manifest(registry, target, data, blobs, platform)
         is_index = len(blobs) > 1
         if platform is not None and is_index:
-            # Once the image for this machine is stored, too, a name for the index would lead to
-            # that image.
+            # The name must not mean the index: if the image for this machine is stored later, the
+            # index would lead to that image.
             digest, data = list(blobs.items())[-1]
             media_type = manifests.media_type(data)
             target = Descriptor(media_type, digest, len(data))
@@ -156,9 +156,8 @@ class Pull:
         platform: Platform | None,
     ) -> Manifest:
         """Return the manifest for the platform (None: for this machine). `target`: this manifest,
-        or an index that leads to it. `data`: the content of `target`. If `target` is an index, add
-        to `blobs`, by digest, the content of the nested indexes on the way and, last, of the
-        manifest."""
+        or an index that leads to it. `data`: the content of `target`. `blobs`: gets, by digest, the
+        content of each document that `target` leads to: nested indexes, and last the manifest."""
         document = await self._parse(data, target)
         depth = 1
         while isinstance(document, ImageIndex):

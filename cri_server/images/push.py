@@ -98,8 +98,8 @@ def _send_blob(
     response = registry.request("POST", host, begin, {"Content-Length": "0"}, b"")
     location = response.headers.get("Location", "")
     registry.expect(host, response, "blobs/uploads/", (202,))
-    # A Location may be relative (distribution specification, "Pushing blobs"). distribution's has
-    # the upload's state in the query, which must stay.
+    # A Location may be relative (distribution specification, "Pushing blobs"). Its query must stay:
+    # there distribution has the upload's state.
     url = urljoin(begin, location)
     if not location or origin_of(urlsplit(url)) != origin_of(urlsplit(begin)):
         raise PeerError(

@@ -22,7 +22,7 @@ DEFAULT_PARENT = {"cgroupfs": "/pyrunc", "systemd": "system.slice"}
 def parent(requested: str, driver: str, default: str) -> str:
     """Return the parent cgroup of a pod: the request's `cgroup_parent` (`requested`), else
     `default`, else the driver's default. Raises InvalidArgument for an invalid name, for a slice
-    if `driver` is cgroupfs, and for anything but a slice if it is systemd."""
+    if `driver` is cgroupfs, and for anything but a slice if `driver` is systemd."""
     if driver == "systemd":
         return _slice(requested, default or DEFAULT_PARENT[driver])
     return _path(requested or default or DEFAULT_PARENT[driver])

@@ -43,7 +43,7 @@ class MountRequest:
     request: api.Mount
     destination: str
     source: str = ""
-    # Layers of an unpacked image, top first, or a mounted image; `source` is a name then.
+    # For an image: its unpacked layers, top first, or its mount. `source` is then a name.
     layers: list[str] = field(default_factory=list)
     image: MountedImage | None = None
 

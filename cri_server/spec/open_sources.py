@@ -2,8 +2,8 @@
 O_PATH descriptor.
 
 A path may lie on storage that never answers, so a thread with a deadline opens it
-(`spec.sources.run_with_deadline`). A path may also change after a check, so the compiler of the
-container gets the descriptor, and facts that were read from it.
+(`spec.sources.run_with_deadline`). A path may also change after a check, so the container is
+compiled from the descriptor, and from facts that were read through the descriptor.
 """
 
 from __future__ import annotations

@@ -104,9 +104,9 @@ def clamp_oom_score_adj(value: int, floor: int | None) -> int:
 
 
 def without_hugepages(resources: dict[str, Any], controllers: frozenset[str]) -> dict[str, Any]:
-    """Return `resources` without the huge page limits, if all are zero and the host does not have
-    the hugetlb controller. kubelet sends a limit of zero for every page size. In any other case
-    return `resources` unchanged."""
+    """Return `resources` without the huge page limits if all of them are zero and the host does not
+    have the hugetlb controller; else return `resources` unchanged. (kubelet sends a limit of zero
+    for every page size.)"""
     limits = resources.get("hugepageLimits")
     if not limits or "hugetlb" in controllers or any(item["limit"] for item in limits):
         return resources

@@ -2,10 +2,10 @@
 be slow or full.
 
 A call that creates or changes an object is answered only after the object's record is synced (fsync
-of file and folder). After a power cut, the server therefore lists the pods from before it as
-stopped, with their logs and attempts, and releases what their network plugins have reserved. A
-removal is not synced. If a removed record reappears after a power cut, its object is listed as
-stopped and kubelet removes it again.
+of file and folder). So after a power cut the server lists the earlier pods as stopped, with their
+logs and attempts, and releases what their network plugins have reserved. A removal is not synced.
+If a removed record reappears after a power cut, its object is listed as stopped and kubelet removes
+it again.
 """
 
 from __future__ import annotations

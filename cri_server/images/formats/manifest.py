@@ -329,7 +329,7 @@ def foreign_platform(config: ImageConfiguration) -> str:
     have, else "". A warning is enough, because the user chose the image by name or digest, and the
     node may run it through binfmt_misc(5).
 
-    Raises NotFound if the configuration names a processor and another operating system than linux.
+    Raises NotFound if the configuration names a processor and an operating system other than linux.
     """
     platform = config.platform
     # Configurations often name the wrong processor (influxdb, Cilium 1.17, dotnet).

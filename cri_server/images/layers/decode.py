@@ -51,8 +51,9 @@ def job(arguments: Message, fds: list[int]) -> int:
         blob.map()
     out, limits = RingSender(memory, full, freed), UnpackLimits.of(arguments)
     keep_freed_memory()
-    # SCHED_BATCH: the process that is woken for a block would otherwise take this one's processor
-    # while another one is idle (348 of 359 switches in a pull of 150 MB, a quarter of its time).
+    # SCHED_BATCH: otherwise the process that is woken for a block would take this process's
+    # processor while another processor is idle (348 of 359 switches in a pull of 150 MB, a quarter
+    # of its time).
     set_batch_policy()
     jail.enter_decoder()
     try:

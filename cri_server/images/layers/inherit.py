@@ -17,7 +17,7 @@ from pyrunc.errors import KernelError
 from pyrunc.kernel.fd import closing_fd
 
 FREE_STEPS = 1 << 14
-# In no real image do more layers have a directory's parent but lack the directory.
+# In real images fewer layers than this have a directory's parent but lack the directory.
 STEPS_PER_DIRECTORY = 128
 
 
@@ -26,8 +26,8 @@ def inherit_attributes(tree: Path, implicit: Iterable[str], below: Sequence[Path
     `tree`, from the same directories of the layers `below`. `implicit`: paths relative to the root,
     which is "". `below`: the lower layers, top first. Blocking.
 
-    Raises BadLayer when the search takes more steps than FREE_STEPS plus STEPS_PER_DIRECTORY for
-    each directory, KernelError, OSError.
+    Raises KernelError, OSError, and BadLayer when the search takes more steps than FREE_STEPS plus
+    STEPS_PER_DIRECTORY for each directory.
     """
     paths = sorted(map(os.fsencode, implicit), key=depth_first_key)
     if not paths or not below:
@@ -50,9 +50,9 @@ def _walker(tree: Path, stack: ExitStack) -> DirectoryWalker:
 
 
 class _Levels:
-    """Finds the layers that have a directory and show it in the overlay, because no whiteout, file
-    or opaque directory of a higher layer hides it. Caches the result for each directory on the
-    current path."""
+    """Finds the layers whose directory is visible in the overlay: no whiteout, file or opaque
+    directory of a higher layer hides it. Caches the result for each directory on the current
+    path."""
 
     def __init__(self, trees: list[DirectoryWalker], budget: WalkBudget) -> None:
         self._budget = budget

@@ -54,8 +54,8 @@ _REFUSED = """
 # F_SETOWN chooses the process that gets a descriptor's signal, which may be SIGKILL. Landlock
 # restricts that only from Linux 6.12 on.
 _REFUSED_COMMANDS = {"fcntl": (F_SETOWN, F_SETOWN_EX)}
-# sendto(2) reports an error; sendmsg(2) could pass descriptors to the server. A seccomp filter
-# cannot read memory behind pointers, so all calls with a path are left out.
+# With sendto(2) the job reports an error; sendmsg(2) could also pass descriptors to the server. No
+# call takes a path, because a seccomp filter cannot read memory behind pointers.
 _DECODERS = """
     read pread64 write lseek close sendto
     mmap mremap munmap mprotect madvise brk futex
@@ -103,8 +103,8 @@ def enter_decoder() -> None:
 
 def _limit(memory_bytes: int) -> None:
     limit.prlimit(0, "RLIMIT_CORE", 0, 0)
-    # It covers private mappings since Linux 4.7 (getrlimit(2)). RLIMIT_AS would also count
-    # libraries and the shared memory of rings.
+    # RLIMIT_DATA covers private mappings since Linux 4.7 (getrlimit(2)). RLIMIT_AS would also
+    # count libraries and the shared memory of rings.
     limit.prlimit(0, "RLIMIT_DATA", memory_bytes, memory_bytes)
     signal.signal(signal.SIGXCPU, _refuse_more_time)
     limit.prlimit(0, "RLIMIT_CPU", CPU_LIMIT_S, CPU_LIMIT_S + 5)

@@ -46,7 +46,7 @@ class Cursor(Protocol):
 
     def enter(self, name: bytes) -> tuple[int, bytes] | None:
         """Enter the directory `name` and return None. If `name` is a symbolic link, do not enter;
-        return a number that identifies the link, and the link's target."""
+        return a pair: a number that identifies the link, and the link's target."""
 
     def leave(self) -> None:
         """Move to the parent directory; in the root, which has none, stay."""

@@ -101,8 +101,8 @@ class SharedWork:
 
 class StreamTurn:
     """A stream that waits for a turn, or has one. `origin`: the stream's registry. When another
-    stream begins to wait, `give_way()` is called on each slow stream that has a turn, but on no
-    more streams than wait."""
+    stream begins to wait, `give_way()` is called on slow streams that have a turn: on at most one
+    for each waiting stream."""
 
     def __init__(self, origin: str, rate: Rate) -> None:
         self.origin, self.rate = origin, rate

@@ -127,7 +127,7 @@ class RegistrySession:
             url = target.geturl()
             if origin_of(target) != origin_of(origin):
                 foreign = True
-                # Also without the headers of hosts.toml, which may hold a token under any name.
+                # The headers of hosts.toml are left out, too: any of them may hold a token.
                 safe_names = {name.lower() for name in headers} - set(_SECRET_HEADERS)
                 sent = {name: value for name, value in sent.items() if name.lower() in safe_names}
         raise Forbidden(f"{origin.netloc}: more than {REDIRECTS_LIMIT} redirects")
@@ -280,8 +280,7 @@ class RegistrySession:
     def _pool_classes(self, sent_by: RegistryHost | None, socks: Proxy | None) -> dict[str, Any]:
         """Return urllib3's pool classes by scheme. Their connections are registered with this
         session for `abort`, and go through the SOCKS proxy `socks` if there is one. `sent_by`: the
-        host whose answer contained the URL. The peer's address is then checked; if `sent_by` is
-        None, it is not."""
+        host whose answer contained the URL; None: the peer's address is not checked."""
         session = self
 
         class Http(HTTPConnection):

@@ -150,7 +150,7 @@ class Registry:
 
     def document(self, tag: str) -> bytes:
         """Fetch the manifest with the tag `tag` from the repository; return its bytes unparsed and
-        unverified, because it may be another artifact than an image. Raises NotFound, Unauthorized,
+        unverified, because it need not describe an image. Raises NotFound, Unauthorized,
         PeerError, InvalidSpec (hosts.toml)."""
 
         def fetch(host: RegistryHost) -> bytes:
@@ -181,12 +181,12 @@ class Registry:
         """Call `fetch` with each host that has the capability, in order, until a call succeeds;
         return its result. `retry`: call `fetch` again for a host that is unavailable.
 
-        If all hosts fail, raises an error of the same kind as the last host's error; the last host
-        is the registry itself. The message has the errors of all hosts, except for InvalidSpec.
+        If all hosts fail, the error has the kind of the last host's error; the last host is the
+        registry itself.
 
-        - NotFound, Unauthorized.
-        - PeerError: its message begins with RegistryUnavailable if the last host was unavailable.
-        - InvalidSpec: a certificate cannot be used.
+        - NotFound, Unauthorized, PeerError: the message has the errors of all hosts. It begins with
+          RegistryUnavailable if the last host was unavailable.
+        - InvalidSpec: a certificate of the last host cannot be used.
         """
         failures: list[Error] = []
         for host in self._hosts:
@@ -221,8 +221,11 @@ class Registry:
     def _pause(self, host: RegistryHost, failures: int, limit: int, error: HostUnavailable) -> None:
         """Wait before the next request to `host`, at least as long as `host` demands.
 
-        Raises `error` instead when `host` has failed `limit` times (MIRROR_ATTEMPTS times if it is
-        a mirror), demands too long a wait, or is a mirror that refuses connections.
+        Raises `error` instead in these cases:
+
+        - `host` has failed `limit` times (a mirror: MIRROR_ATTEMPTS times).
+        - `host` demands too long a wait.
+        - `host` is a mirror, and refuses connections.
         """
         is_last = host is self._hosts[-1]
         retry_after_s = error.retry_after_s or 0.0
@@ -479,7 +482,7 @@ class Registry:
         with self._session.token(host, request.url, request.headers, request.body) as response:
             if response.status != 200:
                 text = f"{host.netloc}: the token server answered HTTP status {response.status}"
-                # That the token server is overloaded is no refusal of the login.
+                # An overloaded token server has not refused the login.
                 if response.status in _RETRIED:
                     raise _overloaded(text, response)
                 raise Unauthorized(text)

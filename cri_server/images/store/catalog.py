@@ -198,7 +198,7 @@ class Catalog:
         for image_id in (reference, digest_from_hex(reference)):
             if image_id in state.images:
                 return state.images[image_id]
-        # A name comes before an id's prefix: a short one such as `cafe` may be both.
+        # A text such as `cafe` may be both a name and the prefix of an id: the name comes first.
         if name := state.name(reference):
             return state.images[state.contents[name.target.digest].image_id]
         matches = [
@@ -231,9 +231,9 @@ class Catalog:
         return content
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
-        """Return the content of the manifest that the first usable reference leads to (`name_of`),
-        as a list with one element. Without a usable reference, return the contents of all manifests
-        of the image, which may differ in annotations and blobs. Raises NotFound."""
+        """If `name_of` returns a name for `references`, return a list with only the content of the
+        manifest that this name leads to. Otherwise return the contents of all manifests of the
+        image, which may differ in annotations and blobs. Raises NotFound."""
         state = self._state
         name = state.name_of(image_id, references)
         if name is not None:
@@ -244,9 +244,9 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """Return the name under which to show an image. Takes the first of `references` that names
-        the image, or in whose repository the image has a name. Returns None if there is no such
-        reference.
+        """Return the name under which to show an image, by the first usable reference; None if none
+        is usable. A reference is usable if it names the image, or if the image has a name in the
+        reference's repository.
 
         If the reference is a tag of the image, the returned name has this tag. If the reference has
         a digest, or only its repository fits, the name has no tag.
@@ -359,7 +359,7 @@ class Catalog:
 
     def read(self, target: Descriptor) -> Content:
         """Read manifest and configuration of the image that `target` leads to, and check that each
-        layer has a stored blob or tar. Return the content with `mounted` False, without a check
+        layer has a stored blob or tar. Return the content, with `mounted` False. Does not check
         that the layers are unpacked.
 
         Raises NotFound for a missing blob, and PeerError or Unsupported for a damaged or unusable
@@ -442,8 +442,8 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """Replace the catalog's state with `names`, and with those of the `contents` that have a
-        name."""
+        """Set the catalog's state to `names` and their contents. Other elements of `contents` are
+        dropped."""
         targets = {name.target.digest for name in names}
         named = {digest: content for digest, content in contents.items() if digest in targets}
         with self._publishing:
@@ -531,7 +531,7 @@ class Catalog:
             except (Error, OSError):
                 continue
             images.append(Name("", None, target))
-        # The scan also finds the manifests that an index leads to. Without names they are enough.
+        # Indexes are left out, because the scan also finds the manifests that they lead to.
         return [n for n in images if n.target.media_type in manifests.MANIFESTS] or images
 
 
@@ -549,8 +549,8 @@ def repository_of(reference: str) -> str:
 
 
 def _name_after(name: Name, new: Name) -> Name | None:
-    """Return what remains of `name` when `new` is added. If `new` has the same tag for another
-    image, `name` loses the tag. If `new` makes `name` superfluous, return None."""
+    """Return what `name` becomes when the name `new` is added. If `new` has the same tag for
+    another image, `name` loses the tag. If `new` makes `name` superfluous, return None."""
     is_same_target = name.target.digest == new.target.digest
     if name.repository != new.repository:
         return None if is_same_target and new.repository and not name.repository else name

@@ -31,9 +31,9 @@ class PlainLayers(Blobs):
         self._tars: dict[str, int] = {}
 
     def add(self, target: Descriptor, manifest: Manifest, diff_ids: Sequence[str]) -> Descriptor:
-        """Return the descriptor to export for an image. This is `target` (its manifest, or an
-        index that leads to it) if the manifest has only layers, and the blobs of all are stored.
-        Otherwise it is a new manifest of the layers alone, in which tars replace the missing
+        """Return the descriptor to export for an image. `target`: the image's manifest, or an index
+        that leads to it. Return `target` if all entries of the manifest are layers with a stored
+        blob. Otherwise return a new manifest of the layers alone, in which tars replace the missing
         blobs."""
         layers = [self._layer(layer, d) for layer, d in zip(manifest.layers, diff_ids, strict=True)]
         if layers == manifest.layers and not manifest.others:

@@ -196,8 +196,8 @@ class LayerFiles:
         self._sizes.pop(path, None)
 
     def release(self) -> None:
-        """Close the dropped files, which frees their blocks. Blocking; another thread may call
-        `drop` meanwhile."""
+        """Close the files that `drop` has unlinked, which frees their blocks. Blocking; another
+        thread may call `drop` meanwhile."""
         with suppress(IndexError):  # another thread may release the last one
             while True:
                 os.close(self._dropped.pop())

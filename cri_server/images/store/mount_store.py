@@ -39,8 +39,8 @@ class MountStore:
 
     def take(self) -> dict[str, int]:
         """Return name and descriptor of each mount that earlier servers have stored. The caller
-        must close the descriptors, and `remove` the mounts that it does not use. systemd's
-        descriptor store is empty afterwards."""
+        must close the descriptors, and `remove` the mounts that it does not use. Removes the mounts
+        of earlier versions from systemd's descriptor store."""
         taken: dict[str, int] = {}
         for name, fd in self._received.items():
             descriptor_store.remove(name)

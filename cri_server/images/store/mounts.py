@@ -138,13 +138,13 @@ class Mounts:
                 self._dropped.append(self._mounts.pop(chain_id))
 
     def release(self) -> None:
-        """Close the dropped mounts and remove them from the keeper. Blocking; other methods may be
-        called meanwhile."""
+        """Close the mounts that `keep` has dropped; remove them from the keeper. Blocking; other
+        methods may be called meanwhile."""
         with self._lock:
             dropped, self._dropped = self._dropped, []
         for mount in dropped:
             self._store.remove(mount.stored_as)
-        dropped.clear()  # closes them; without the lock, for it may take a tenth of a second
+        dropped.clear()  # closes them, which may take a tenth of a second: not under the lock
 
     def store_all(self) -> None:
         """Store all open mounts in a new keeper, which has none yet. Blocking."""

@@ -167,9 +167,9 @@ class Store:
 
     @asynccontextmanager
     async def holding(self, keys: Iterable[str]) -> AsyncIterator[None]:
-        """Take a lease on the content `keys` (digests and chain ids), so that garbage collection
-        does not remove it during the `with` block. First waits for the end of a running collection:
-        it began without this lease, so it could remove content that the block needs."""
+        """Take leases on `keys` (digests and chain ids), so that garbage collection does not remove
+        their content during the `with` block. First waits for the end of a running collection: it
+        began without these leases, so it could remove content that the block needs."""
         leased = list(keys)
         await self._lease(leased)
         try:
