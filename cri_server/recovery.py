@@ -175,8 +175,8 @@ def unfinished_containers(services: Services) -> list[str]:
 
 
 def _ids_with_folders(states: Path, records: Path) -> set[str]:
-    """Return the ids of objects that have a folder in `states` or in `records`, where folders lie
-    beside the record files."""
+    """Return the ids of objects that have a folder in `states` or in `records`. In `records`, skip
+    the record files beside the folders."""
     return {*entries(states), *(name for name in entries(records) if "." not in name)}
 
 

@@ -50,7 +50,8 @@ async def _resolve(services: Services, container_id: str, mount: MountRequest) -
         return image.id
     if sub_path:
         layers = await asyncio.to_thread(_folders, layers, sub_path)
-    # A bind of the layer could be remounted writable; an overlay without `upperdir` cannot.
+    # A single layer gets an empty second one, because an overlay needs two. A bind mount of the
+    # layer could be remounted writable; an overlay without `upperdir` cannot.
     if len(layers) == 1:
         layers.append(services.images.lowest_layer)
     # The layers reach the kernel as a list (`lowerdir+`). If they were joined with colons, a sub

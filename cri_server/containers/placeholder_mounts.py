@@ -3,8 +3,8 @@ something into every container. CRIU restores the checkpoints of these engines o
 mounted at the same paths.
 
 CRI-O and podman mount an empty file at /run/.containerenv, and a folder at /run/secrets if the
-node's mounts.conf says so. Placeholders are empty, lie beside the writable layer and are removed
-with it. A mount of the request at the same path is used instead. Source: CRI-O
+node's mounts.conf says so. Placeholders lie beside the writable layer and are removed with it. If
+the request mounts something at such a path, no placeholder is made. Source: CRI-O
 internal/lib/checkpoint.go, server/container_create_linux.go; containers-mounts.conf(5).
 """
 

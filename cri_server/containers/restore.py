@@ -2,8 +2,8 @@
 checkpoint, made by this or another runtime.
 
 Only the container's image and CRIU's data come from the archive; user, mounts, limits and
-namespaces come from the request. A contradiction between the two is an error, because CRIU would
-silently leave out a mount.
+namespaces come from the request. If archive and request contradict each other, the call fails:
+CRIU would silently leave out a mount.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ async def load_checkpoint(
 
 
 def holds_checkpoint(annotations: frozenset[str]) -> bool:
-    """Return whether a manifest with annotations of these names describes a checkpoint."""
+    """Return whether an image's manifest describes a checkpoint. `annotations`: the names of the
+    manifest's annotations."""
     return not annotations.isdisjoint(names.ANNOTATIONS)
 
 

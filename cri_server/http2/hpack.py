@@ -86,9 +86,9 @@ class HpackDecoder:
                     continue
                 else:
                     field, at = self._literal(block, at, octet)
-                # References are counted by the size of what they name: an octet can name 4 KiB,
-                # which made short blocks exhaust memory (the HPACK bomb, CVE-2016-6581). Decoding
-                # goes on, to keep the table in step.
+                # A reference counts with the size of its field: an octet can refer to 4 KiB, so
+                # short blocks exhausted memory (the HPACK bomb, CVE-2016-6581). Beyond the limit
+                # decoding continues, because the table must stay equal to the encoder's.
                 size_bytes += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD_BYTES
                 if size_bytes <= list_limit_bytes:
                     fields.append(field)

@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 LAYER_AGE_S = 10.0
-# The time between two measurements of cAdvisor in kubelet. A program that works once a second used
-# no CPU time in some windows of one second, and kubelet then reported 0.
+# As long as the time between two measurements of cAdvisor in kubelet. With windows of one second,
+# kubelet sometimes reported 0 for a program that works once a second.
 RATE_WINDOW_NS = 10_000_000_000
 SAMPLE_DISTANCE_NS = 1_000_000_000  # shorter times measure the scheduler rather than the group
 LAYER_REST = 10  # pause before a layer's next walk, as a multiple of its last walk's duration
@@ -113,7 +113,7 @@ class LayerSizes:
             begin = time.monotonic()
             used_bytes, inodes = await asyncio.to_thread(_written, root)
         end = time.monotonic()
-        # Removed containers leave their entries here; a cleared cache costs one walk each.
+        # Removed containers leave their sizes in the cache. Clearing it costs one walk per layer.
         if len(self._cache) > 10_000:
             self._cache.clear()
         self._cache[container_id] = (
@@ -151,8 +151,8 @@ class CpuRates:
         """Return the nanoseconds of CPU time that the cgroup `key` uses per second. `used_ns`: its
         total CPU time at `now_ns`.
 
-        Returns None while the first sample is younger than SAMPLE_DISTANCE_NS. If the cgroup has
-        used no CPU time since that sample, this limit is RATE_WINDOW_NS instead. If `used_ns` has
+        Returns None while the cgroup's first sample is younger than SAMPLE_DISTANCE_NS, or than
+        RATE_WINDOW_NS if the cgroup has used no CPU time since that sample. If `used_ns` has
         decreased, the cgroup was deleted and created again: this call's sample is then the first.
         """
         samples = self._cache.get(key)
@@ -189,8 +189,8 @@ async def of_containers(
     """Return the stats of all containers: the size of each writable layer, and the usage of each
     running container. One thread measures all."""
     listed = list(containers)
-    # One thread and one visit of each group for the whole list: with a hop for each container a
-    # list of 30 pods took 18.7 ms of processor time instead of 7.7.
+    # One thread measures the whole list, each cgroup once: with a call of a thread for each
+    # container, a list of 30 pods took 18.7 ms of processor time instead of 7.7.
     groups_of = {c.id: groups.place(c.cgroups_path, c.id) for c in listed if c.running}
     sizes = await layers.of(layer_roots(services, listed))
     figures = await asyncio.to_thread(_measure_all, groups_of)
@@ -363,7 +363,7 @@ def _fill(key: str, cpu: api.CpuUsage, memory: api.MemoryUsage, stats: Stats) ->
         cpu.usage_nano_cores.value = rate
     figures = stats.memory or NO_MEMORY
     stat = figures.stat
-    # cAdvisor computes it so, and kubelet evicts pods by it: usage without inactive file pages.
+    # The usage without inactive file pages, as in cAdvisor. kubelet evicts pods by this number.
     working_set = max(0, figures.current - stat.get("inactive_file", 0))
     memory.usage_bytes.value = figures.current
     memory.working_set_bytes.value = working_set

@@ -88,8 +88,8 @@ class EarlierShims:
             self._resume_unless_stopped(paths.earlier_shims / name)
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
-        """End the sandbox's shim, which is of the previous version. Before that, store data and
-        descriptors of its pods' processes in the keeper, so that another shim can take them over.
+        """End the sandbox's shim, which is of the previous version. First store data and
+        descriptors of the shim's pods in the keeper, from which another shim takes the pods over.
 
         `sandboxes`: all sandboxes of the server. Does nothing when the shim has ended. After an
         Error the shim keeps running.
@@ -167,8 +167,8 @@ class EarlierShims:
             self._resume_unless_stopped(file)
 
     def _resume_unless_stopped(self, file: Path) -> None:
-        """Continue the shim that `file` names with SIGCONT, and remove `file`. However, if `file`
-        contains STOPPED, the shim stays stopped: remove its sockets, logs and shim.json files."""
+        """Send SIGCONT to the shim that `file` names, and remove `file`. But if `file` contains
+        STOPPED, leave the shim stopped, and remove its sockets, logs and shim.json files."""
         shim = _process_of(file)
         if file.read_text() == STOPPED:
             self._remove_traces(shim)

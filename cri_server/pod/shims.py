@@ -134,9 +134,9 @@ class Shims:
         sandbox.reachable = True
 
     async def reach(self, sandbox: Sandbox) -> bool:
-        """Connect to the sandbox's shim and read the pod's state from the shim. Return whether
-        the server now has a connection to a shim that serves the pod. Starts of containers that a
-        lost connection has interrupted are aborted.
+        """Connect to the sandbox's shim and read the pod's state from the shim. Abort starts of
+        containers that were in progress when an earlier connection was lost. Return whether the
+        server now has a connection to a shim that serves the pod.
 
         Waits up to `ANSWER_S` for the shim's answer, and longer while another shim takes over.
 
@@ -313,7 +313,7 @@ class Shims:
         """Have a shim end those processes of the pod that it has taken over, and stop serving the
         pod. The shim itself continues, because it serves other pods. If one of these steps fails,
         or they take longer than `ANSWER_S`, `end_orphans` will kill the shim."""
-        # As in `end_orphans`: before a client sees an ended container.
+        # First, as in `end_orphans`: a client that sees an ended container must see this, too.
         sandbox.pause_alive = False
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -652,9 +652,9 @@ class Shims:
         task.add_done_callback(lambda task: self._reconnecting.pop(sandbox.id, None))
 
     async def drop_unknown(self) -> None:
-        """Close the descriptors in the keeper that belong to no known pod and to no running or
-        created container. They remain there when a shim is killed between the end of a process and
-        the shim's message to the keeper.
+        """Close the descriptors in the keeper that belong neither to a known pod nor to a running
+        or created container. A shim leaves such descriptors if it is killed after the end of a
+        process, but before it has told the keeper.
 
         Also kill the shims of the previous version that were stopped with SIGSTOP, once all their
         children have ended.

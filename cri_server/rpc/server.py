@@ -64,8 +64,8 @@ class Server:
             self._listener = await loop.create_unix_server(
                 self._new_connection, sock=sock, backlog=ACCEPT_AT_ONCE
             )
-            # asyncio uses one figure for the backlog and for accepts per wake-up, and could exceed
-            # the limit of connections in one go.
+            # asyncio uses `backlog` also as the number of connections that it accepts per wake-up.
+            # With a large number it could exceed the limit of connections in one go.
             sock.listen(BACKLOG)
         except BaseException:
             sock.close()

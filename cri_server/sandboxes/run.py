@@ -209,7 +209,7 @@ async def remove_state(context: RunContext) -> None:
 
 
 def pause_request(context: RunContext) -> PauseRequest:
-    """Return the request from which the shim compiles the pause process."""
+    """Return the content of pause.json: the shim compiles the pause process from it."""
     security_context = context.config.linux.security_context
     options = security_context.namespace_options
     config = context.services.config

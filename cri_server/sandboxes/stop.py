@@ -153,8 +153,8 @@ async def save(context: StopContext) -> None:
     context.sandbox.phase = "stopped"
     if not was_stopped and context.services.paths.sandbox_record(context.sandbox.id).exists():
         try:
-            # For a pod of this boot only a file on the tmpfs, without fsync: a power cut also stops
-            # the pod.
+            # For a pod of this boot this writes only a file on the tmpfs, without fsync: after a
+            # power cut the pod is stopped anyway.
             await disk.save_stopped(context.services.paths, context.sandbox)
         except Error as error:
             log.warning("sandbox %s: cannot write its record: %s", context.sandbox.id, error)

@@ -82,9 +82,9 @@ def is_refused(error: KernelError) -> bool:
 
 
 def dotted(key: str) -> str:
-    """Return a sysctl's name with dots as separators: `net.ipv4.tcp_rmem` for `net/ipv4/tcp_rmem`.
-    If the first separator in `key` is a slash, a dot is part of a component and becomes a slash:
-    `net.ipv4.conf.eth0/1.x` for `net/ipv4/conf/eth0.1/x`, as in sysctl(8)."""
+    """Return the sysctl's name with dots as separators. If the first separator in `key` is a slash,
+    exchange slashes and dots, as sysctl(8) does: `net/ipv4/tcp_rmem` becomes `net.ipv4.tcp_rmem`,
+    and `net/ipv4/conf/eth0.1/x` becomes `net.ipv4.conf.eth0/1.x`."""
     dot, slash = key.find("."), key.find("/")
     if slash >= 0 and (dot < 0 or slash < dot):
         return key.translate({ord("."): "/", ord("/"): "."})

@@ -43,7 +43,7 @@ COMMAND_PROTOCOLS = (
 FORWARD_SUBPROTOCOLS = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 
-# A ticket lives for a minute, and any local user can connect: silence may not hold a connection.
+# Shorter than a ticket's life of a minute: any local user can connect and then send nothing.
 REQUEST_S = 10.0
 STREAMS_S = 30.0  # the timeout of Kubernetes' streaming library for the creation of streams
 

@@ -21,8 +21,8 @@ from cri_server.streaming.descriptors import read_some, write_all
 from cri_server.streaming.streams import Inbound, Outbound, StreamGone
 from pyrunc.errors import Error
 
-# A grandchild may hold an output open for ever. After the exit an output ends after a pause of
-# QUIET_S, and after DRAIN_S also once it has sent more than a pipe can have held at the exit.
+# A grandchild may hold an output open for ever. So after the exit the server stops reading an
+# output that pauses for QUIET_S, and after DRAIN_S one that has sent more than a pipe can hold.
 QUIET_S = 0.25
 DRAIN_S = 5.0
 DRAIN_BYTES = 1024 * 1024

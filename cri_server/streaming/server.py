@@ -132,7 +132,8 @@ class StreamingServer:
             self._connections.add(task)
             self._unopened[task] = None
             task.add_done_callback(self._on_connection_done)
-            # Lets the task read its request before newer connections make it the oldest.
+            # Lets the task read its request before `_make_room` can close this connection in favour
+            # of a newer one.
             await asyncio.sleep(0)
 
     def _make_room(self) -> bool:

@@ -39,8 +39,8 @@ class Budget:
     def give_back(self, size: int) -> None:
         """Count `size` bytes as no longer buffered."""
         self.used_bytes -= size
-        # Reading goes on at half of the limit: at the limit it would stop again with the next
-        # chunk.
+        # Reading resumes only at half of the limit: just below the limit it would stop again with
+        # the next chunk.
         if self.used_bytes <= self.limit_bytes // 2:
             self._room.set()
 

@@ -55,7 +55,8 @@ async def room_or_hang_up(budget: Budget, transport: Transport, probe: Callable[
     """Wait, without reading, until `budget` is no longer exhausted. Return False if the client
     disconnects first.
 
-    `probe` is called repeatedly; it must send an empty message that needs no reply.
+    `probe` is called repeatedly, to detect a client that is gone. It must send an empty message
+    that needs no reply.
     """
     room, leaving = asyncio.create_task(budget.room()), asyncio.create_task(transport.hung_up())
     try:
@@ -63,9 +64,9 @@ async def room_or_hang_up(budget: Budget, transport: Transport, probe: Callable[
             done, _ = await asyncio.wait(
                 (room, leaving), timeout=PROBE_S, return_when=asyncio.FIRST_COMPLETED
             )
-            # The client's FIN may lie behind data that this side does not read. The kernel of a
-            # client that is gone answers an empty message with a reset. Not a ping: a Go client
-            # that blocks in sending blocks in answering, too.
+            # The client's FIN may lie behind data that this side does not read. So send an empty
+            # message: if the client is gone, its kernel answers with a reset. A ping would not do:
+            # a Go client that blocks in sending answers none.
             if not done:
                 probe()
         return room.done()

@@ -145,7 +145,7 @@ def choose_stream_protocol(request: UpgradeRequest, supported: Sequence[str]) ->
 def _first_supported(
     offered: Sequence[str], supported: Sequence[str], refusal_fields: Fields = ()
 ) -> str:
-    # The client's order decides, as in Kubernetes' `httpstream.Handshake`; 403 is its answer, too.
+    # The client's order decides. Kubernetes' `httpstream.Handshake` does the same, and answers 403.
     for name in offered:
         if name in supported:
             return name

@@ -145,7 +145,8 @@ class Messages:
         await self._transport.hung_up()
 
     def probe(self) -> None:
-        """Send a pong, which needs no reply (RFC 6455, section 5.5.3)."""
+        """Send a pong frame, which detects a client that is gone but needs no reply (RFC 6455,
+        section 5.5.3)."""
         if self._core.state is State.OPEN:
             self._core.send_pong(b"")
             self._transport.post(self._out())

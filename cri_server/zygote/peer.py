@@ -161,8 +161,8 @@ async def wait_answer(answer: asyncio.Future[Answer]) -> Answer:
     try:
         return await answer
     except asyncio.CancelledError:
-        # Cancelled after the answer has come and before this task runs again: its descriptors have
-        # no owner.
+        # Cancelled after the answer has come and before this task runs again: no other code closes
+        # the answer's descriptors.
         if answer.done() and not answer.cancelled() and answer.exception() is None:
             close_all(answer.result()[1])
         raise

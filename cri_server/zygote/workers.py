@@ -3,9 +3,8 @@ idle workers stay for the next requests. For asyncio, without threads.
 
 A worker is killed when it misses its deadline or its caller is cancelled; the next request gets
 another idle worker or a new one. Only a few workers are busy at a time, because more would compete
-for processors and the kernel's locks; further requests wait. A request that takes longer than
-`LONG_S` waits for slow storage or another host. Up to `LONG_LIMIT` such requests do not count
-towards the limit of busy workers.
+for processors and the kernel's locks; further requests wait. Up to `LONG_LIMIT` requests that take
+longer than `LONG_S` do not count as busy, because they wait for slow storage or another host.
 """
 
 from __future__ import annotations
