@@ -6,8 +6,8 @@ administrator's file defines classes. The first container of a class makes its g
 stays, as runtime-spec requires. A group that exists already needs no definition.
 
 The annotations are those of containerd and CRI-O (goresctrl's doc/rdt.md). The file's format is our
-own: a file of goresctrl divides the machine into partitions, from which goresctrl itself makes the
-groups.
+own. In goresctrl's format a file describes partitions of the machine, not groups: goresctrl
+computes the groups from the partitions.
 """
 
 from __future__ import annotations

@@ -243,8 +243,8 @@ class _GarbageCollector:
         still: Callable[[Services], list[str]],
         drop: Callable[[Services, str], Any],
     ) -> None:
-        """Remove the folders of pods or containers whose ids are in `listed` and still have no
-        record. If not `idle`, only report them.
+        """Remove the folders of those pods or containers in `listed` that still have no record. If
+        not `idle`, only report them.
 
         - `kind`: pod or container.
         - `listed`: the ids without a record before the collector waited.

@@ -21,9 +21,9 @@ class PartialTars:
         self.replaced = False
 
     def add(self, diff_id: str, fd: int) -> None:
-        """Take over the descriptor `fd` of a tar that is being written. A second descriptor for the
-        same tar is closed at once and sets `replaced`: the tar was written again. An index made
-        from the first descriptor must then not be used."""
+        """Take over the descriptor `fd` of a tar that is being written. When a tar is written
+        again, its second descriptor is closed at once, and `replaced` is set: an index made from
+        the first descriptor must not be used."""
         if self._fds[diff_id] is not None:
             self.replaced = True
             os.close(fd)

@@ -342,7 +342,7 @@ def foreign_platform(config: ImageConfiguration) -> str:
 
 
 def check_platform(config: ImageConfiguration, platform: Platform) -> None:
-    """Raise NotFound if the image's configuration names another platform than the requested
+    """Raise NotFound if the image's configuration names a platform other than the requested
     `platform`. Called only for an image without an index; in an index `choose` compares the
     platforms."""
     if config.platform.architecture and rank(config.platform, (processor(platform),)) is None:

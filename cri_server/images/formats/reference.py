@@ -53,8 +53,8 @@ class Reference:
 
     @classmethod
     def parse(cls, text: str) -> Reference:
-        """Parse a reference. Raises InvalidArgument; Unsupported for a digest of another algorithm
-        than sha256 and sha512."""
+        """Parse a reference. Raises InvalidArgument; Unsupported for a digest whose
+        algorithm is neither sha256 nor sha512."""
         if len(text) > TEXT_LIMIT:
             raise InvalidArgument(
                 f"image {_quoted_text(text)}: longer than {TEXT_LIMIT} characters"

@@ -255,7 +255,7 @@ class _Extractor:
         parent, path = self._parent(names)
         try:
             self._create(path, parent, lambda name: os.mknod(name, mode, device, dir_fd=parent))
-        except PermissionError:  # as in the jail; whiteouts and fifos need no privilege
+        except PermissionError:  # a device, in the jail; whiteouts and fifos need no privilege
             self._create(path, parent, lambda name: os.mknod(name, 0o600, dir_fd=parent))
             self._charge(path)
             self._result.devices[path] = (

@@ -152,9 +152,9 @@ def _next_header(stream: TarSource) -> tuple[bytes, ...] | None:
 
 def _sum(block: bytes) -> int:
     """Return the sum of the bytes of `block`, which has at most 256 bytes."""
-    # The lower half of an Adler-32 checksum is 1 + the sum of the bytes, modulo 65521, which 256
-    # bytes cannot reach. The builtin `sum` takes ten times as long: a sixth of the time to make an
-    # index.
+    # The lower half of an Adler-32 checksum is 1 + the sum of the bytes, modulo 65521, which a sum
+    # of 256 bytes cannot reach. The builtin `sum` takes ten times as long: a sixth of the time to
+    # make an index.
     return (adler32(block) & 0xFFFF) - 1
 
 

@@ -41,8 +41,8 @@ class DirectoryWalker:
     """Opens one directory after the other beneath a root, which no other process may change
     meanwhile. A context manager.
 
-    If the caller opens the directories in the order of `depth_first_key`, it takes little time to
-    open each, however deep it is.
+    It takes little time to open a directory, however deep it is, if the caller opens the
+    directories in the order of `depth_first_key`.
     """
 
     def __init__(self, root_fd: int) -> None:

@@ -337,8 +337,8 @@ def origin_of(parts: SplitResult) -> tuple[str, str, int | None]:
 
 
 def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
-    """Return whether `target` has the origin of `here`, or is the host of `here` on https (port
-    443) instead of http."""
+    """Return whether `target` has the origin of `here`, or the same host with https (port 443) in
+    place of http."""
     upgraded = ("https", here.hostname or "", 443)
     return origin_of(target) in (origin_of(here), upgraded if here.scheme == "http" else None)
 

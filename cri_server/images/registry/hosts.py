@@ -204,7 +204,7 @@ def read_file(path: Path, domain: str, *, own: bool) -> HostsFile:
     registry's own folder, not in `_default`.
 
     Unknown keys are ignored with a warning, because other runtimes and later versions of containerd
-    have more of them. Raises InvalidSpec naming the file and the key.
+    have more keys. Raises InvalidSpec naming the file and the key.
     """
     try:
         content = tomllib.loads(_text(path))

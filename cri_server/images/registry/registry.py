@@ -401,7 +401,7 @@ class Registry:
 
     def has_blob(self, host: RegistryHost, digest: str) -> bool:
         """Return whether `host` has the blob. A registry that stores its blobs elsewhere, such as
-        in S3, redirects there; then any other status than 200 means that the blob is missing.
+        in S3, redirects there; then any status other than 200 means that the blob is missing.
         Raises HostUnavailable, Unauthorized, PeerError."""
         what = f"blobs/{digest}"
         response, other = self._response(host, what, {}, "HEAD")

@@ -1,5 +1,5 @@
-"""Reads the policy that says which images may be pulled: a containers-policy.json(5) with the
-requirements that need no GPG.
+"""Reads the policy that says which images may be pulled, a containers-policy.json(5). Refuses a
+policy with requirements that need GPG.
 
 If scopes of the transport `docker` cover an image, the most specific of them decides, else the
 policy's default. The scopes are, from the most to the least specific: the image with its tag or

@@ -131,8 +131,8 @@ class Mounts:
                 os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def keep(self, chain_ids: set[str]) -> None:
-        """Drop the mounts of all images but those whose top chain id is in `chain_ids`. `release`
-        closes the dropped mounts."""
+        """Keep the mounts of images whose top chain id is in `chain_ids`, and drop all others.
+        `release` closes the dropped mounts."""
         with self._lock:
             for chain_id in [c for c in self._mounts if c not in chain_ids]:
                 self._dropped.append(self._mounts.pop(chain_id))

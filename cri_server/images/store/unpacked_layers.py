@@ -148,7 +148,7 @@ class Layers:
         """Return the unpacked layers' directories as overlayfs' lower directories, top layer first.
         `chain`: the layers' chain ids, bottom layer first.
 
-        Layers below one with an opaque root are left out. For an empty chain the list has one
+        Layers below a layer with an opaque root are left out. For an empty chain the list has one
         empty directory. Raises NotFound for a layer that is not unpacked.
         """
         return self._visible(chain) or [self._empty]
