@@ -89,7 +89,7 @@ def _key(field: msgspec.inspect.Field) -> Key:
             about += " Needs a restart."
         kind = kind.type
     value = field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
-    if value is None:  # a handler has the default of [containers]
+    if value is None:  # a handler without the key uses that of [containers]
         value = getattr(Config().containers, field.name)
     # Strings, numbers, booleans and lists of them have the same form in TOML as in JSON.
     default = json.dumps(value, ensure_ascii=False)

@@ -43,8 +43,8 @@ BASH = """\
 }
 complete -o nosort -F %(complete_func)s %(prog_name)s
 """
-# zsh autoloads the file at the first completion and makes its text the function of that name.
-# click's script then only registers the inner function, and the first completion has no results.
+# At the first completion zsh runs the whole file as the completion function (autoload). click's
+# script then only registers the real function, and the first completion has no results.
 ZSH_END = """\
 compdef %(complete_func)s %(prog_name)s
 if [[ $zsh_eval_context[-1] == loadautofunc ]]; then

@@ -116,8 +116,8 @@ class Attachments:
             return None
         except DamagedRecord:
             # A record without content was not synced before a power cut: no foreign plugin had run
-            # yet, and pyrunc's own have no state left. Any other damaged record may be all that
-            # tells of a foreign plugin's lease.
+            # yet, and pyrunc's own have no state left. Any other damaged record may be the only
+            # trace of a foreign plugin's lease.
             if not is_unwritten(path):
                 raise
             self.remove(sandbox_id)

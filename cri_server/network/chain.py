@@ -161,8 +161,8 @@ class PluginRunner:
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)
         result: Result | None = None
-        # containerd attaches `lo` as its own network, whose plugin is executed. Here it is
-        # part of the first request, because it costs one more message to the kernel.
+        # containerd executes a plugin for `lo`. Here the first request also sets `lo` up, with one
+        # more message to the kernel.
         loopback = True
         for builtin, group in _groups(steps):
             if builtin or loopback:
@@ -193,8 +193,8 @@ class PluginRunner:
         """Run DEL of every plugin that ADD has started, in reverse order, with the result of the
         whole chain as prevResult. Raises the first error; the remaining plugins do not run then."""
         call = self._call("DEL", attachment, netns_path)
-        # The first error ends it: the record stays, and kubelet's next StopPodSandbox runs all DELs
-        # again. A plugin must succeed when it is called twice (spec, "DEL").
+        # The first error ends the command: the record stays, and kubelet's next StopPodSandbox runs
+        # all DELs again. A plugin must succeed when it is called twice (spec, "DEL").
         await self._run_steps(call, self._delete_steps(attachment), attachment.network)
 
     async def delete_each(self, attachment: Attachment, netns_path: str) -> list[Error]:
@@ -272,8 +272,8 @@ class PluginRunner:
             )
             step = self._step(plugin, value)
             if not step.program:
-                # GC and STATUS exist since 1.1.0, and pyrunc's plugins refuse them in an older
-                # configuration. A node with an older one must get rid of leftovers, too.
+                # pyrunc's plugins refuse GC and STATUS with a cniVersion before 1.1.0, which lacks
+                # them. But leftovers must be removed with any cniVersion.
                 step.input["cniVersion"] = version.LATEST
             if newest or not step.program:
                 await self._run_steps(call, [step], network, timeout_s)
@@ -339,9 +339,9 @@ class PluginRunner:
         loopback: bool = False,
         timeout_s: float | None = None,
     ) -> Result | None:
-        """Run consecutive plugins of pyrunc's own with one request to a network worker. Return the
-        last plugin's result for ADD, None for other commands. `loopback`: set the interface lo up
-        first."""
+        """Run `steps`, all of them pyrunc's own plugins, with one request to a network worker.
+        Return the last plugin's result for ADD, None for other commands. `loopback`: set the
+        interface lo up first."""
         self._require(steps)
         request = Chain(
             environment=_environment(call),
@@ -449,8 +449,8 @@ class PluginRunner:
 
 
 def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]]:
-    """Split `steps` into groups of consecutive plugins, each either all pyrunc's own or all
-    foreign. Yield (whether the plugins are pyrunc's own, steps) for each group."""
+    """Split `steps` into groups of consecutive plugins: a group has only pyrunc's own plugins or
+    only foreign ones. Yield (whether they are pyrunc's own, steps) for each group."""
     for builtin, group in groupby(steps, key=lambda step: not step.program):
         yield builtin, list(group)
 

@@ -68,7 +68,7 @@ class Configuration:
         except OSError as error:
             return ConfiguredNetwork(None, self._folder, f"{self._folder}: {error.strerror}")
         if signature != self._signature:
-            # A name with a slash is a plugin's in the folder of a network, not a list's.
+            # A name with a slash is a plugin's file in a network's subfolder, not a network.
             names = [entry[0] for entry in signature if "/" not in entry[0]]
             self._current, self._signature = self._load(names), signature
         return self._current

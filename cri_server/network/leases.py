@@ -18,8 +18,8 @@ HOST_LOCAL, DEFAULT_FOLDER = "host-local", "/var/lib/cni/networks"
 
 @dataclass(frozen=True, slots=True)
 class LeaseUsage:
-    """The use of a network's address ranges of one IP version (`version`: 4 or 6): they have `size`
-    addresses, and `taken` of these are leased."""
+    """How many addresses of a network are leased, for one IP version (`version`: 4 or 6): `taken`
+    of the `size` addresses in the network's ranges."""
 
     network: str
     version: int

@@ -38,8 +38,8 @@ def is_name(path: str) -> bool:
 
 def path_after_take_over(recorded: str, path: str) -> str:
     """Return the path to record for a pod's network namespace after another shim has taken over the
-    pod: `recorded` if this is a bind mount, which stays valid; else `path`, the path below /proc of
-    the new shim."""
+    pod: `recorded` if this is a bind mount, which stays valid; else `path`, which is in the new
+    shim's folder in /proc."""
     return recorded if is_name(recorded) else path
 
 

@@ -194,14 +194,14 @@ def oom_score_adj_floor(mode: str) -> int | None:
     """Return the lowest oom_score_adj that the server may set for containers; None without a limit.
 
     A process needs CAP_SYS_RESOURCE in the initial user namespace to set an oom_score_adj below its
-    own (proc(5)). `mode`: `never` assumes no limit, `always` the server's own oom_score_adj, and
-    `auto` the server's own unless it has CAP_SYS_RESOURCE.
+    own (proc(5)). With `mode` `never` there is no limit. With `always` the limit is the server's
+    own oom_score_adj. With `auto` it is the same, unless the server has CAP_SYS_RESOURCE.
     """
     if mode == "never":
         return None
     may_lower = bool(effective_capabilities() >> CAP_SYS_RESOURCE & 1)
-    # The bit counts in this process's user namespace; outside of the initial one the kernel refuses
-    # all the same (__set_oom_adj in fs/proc/base.c), so `always` exists.
+    # Outside of the initial user namespace the kernel refuses a lower value even to a process with
+    # this capability (__set_oom_adj in fs/proc/base.c). For this case `always` exists.
     if mode == "auto" and may_lower:
         return None
     return int(_text(Path("/proc/self/oom_score_adj")) or 0)

@@ -51,7 +51,7 @@ class PluginConnection(asyncio.Protocol):
     async def call(self, method: str, request: Any, reply: type[Reply], timeout_s: float) -> Reply:
         """Call `method` of the plugin's Plugin service; return its reply. Raises PluginCallFailed,
         Closed, TimeoutError, framing.TooLarge."""
-        self._last_stream += 2  # streams of a client are odd
+        self._last_stream += 2  # a client's stream numbers are odd
         stream = self._last_stream
         message = ttrpc.Request(
             service=f"{PACKAGE}.Plugin",
@@ -162,7 +162,8 @@ class PluginConnection(asyncio.Protocol):
             if not waiting.done():
                 waiting.set_exception(Closed("the connection has ended"))
         for task in self._serving:
-            # A reply that is too large closes the connection from within its own task.
+            # The current task closes the connection if its reply is too large: it must not cancel
+            # itself.
             if task is not asyncio.current_task():
                 task.cancel()
         self._on_close()

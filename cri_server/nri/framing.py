@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 
 FRAME = struct.Struct(">II")
 MESSAGE = struct.Struct(">IIBB")
-PLUGIN_SERVICE, RUNTIME_SERVICE = 1, 2  # the callee of a connection
+PLUGIN_SERVICE, RUNTIME_SERVICE = 1, 2  # the connections, by the called service
 REQUEST, RESPONSE, DATA = 1, 2, 3
 
 # This is ttrpc's messageLengthMax (channel.go): a Go peer refuses a longer message.
 MESSAGE_LIMIT_BYTES = 4 << 20
 FRAME_LIMIT_BYTES = MESSAGE.size + MESSAGE_LIMIT_BYTES
-# Plugins in Go read the multiplexer through a buffer of this size, and fail on a frame that exceeds
-# the space of the read: a message's first frame fits the buffer, and the rest is read in place.
+# A plugin in Go fails on a frame that is larger than the buffer of its read. It reads a message's
+# first frame into a buffer of this size, and a larger rest directly into the message.
 FIRST_FRAME_BYTES = 4096
 
 
@@ -37,7 +37,7 @@ class TooLarge(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A ttrpc message of one of the two connections."""
+    """A ttrpc message. `connection`: PLUGIN_SERVICE or RUNTIME_SERVICE."""
 
     connection: int
     stream: int

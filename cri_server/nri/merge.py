@@ -127,8 +127,8 @@ class Merge:
             self._rdt(plugin, adjustment.rdt)
 
     def _pairs(self, plugin: str, field: int, changes: Any, result: Any, current: Any) -> None:
-        """Merge a plugin's `changes` of a map into the adjustment's map `result` and the
-        container's map `current`. The key `-KEY` removes KEY; `-KEY` and KEY in one response
+        """Merge `changes`, a map in a plugin's response, into the maps `result` (of the adjustment)
+        and `current` (of the container). The key `-KEY` removes KEY; `-KEY` and KEY in one response
         replace KEY's value. `field`: the map's number in `api.Field`. Raises Conflict when another
         plugin has set the key."""
         for key in changes:
@@ -148,10 +148,10 @@ class Merge:
     def _entries(
         self, plugin: str, field: int, changes: Any, result: Any, current: Any, key: str
     ) -> None:
-        """Merge a plugin's `changes` of a list into the adjustment's list `result` and the
-        container's list `current`. `key`: the field that has an element's name; an element named
-        `-NAME` removes the element NAME. `field`: the list's number in `api.Field`. Raises Conflict
-        when another plugin has set the element."""
+        """Merge `changes`, a list in a plugin's response, into the lists `result` (of the
+        adjustment) and `current` (of the container). `key`: the field with an element's name; an
+        element named `-NAME` removes the element NAME. `field`: the list's number in `api.Field`.
+        Raises Conflict when another plugin has set the element."""
         if not changes:
             return
         names = {getattr(entry, key) for entry in changes}
@@ -182,8 +182,8 @@ class Merge:
         self.container.env[:] = [f"{entry.key}={entry.value}" for entry in current]
 
     def _arguments(self, plugin: str, arguments: list[str]) -> None:
-        """Replace the container's process arguments. A plugin may replace another plugin's
-        arguments only if its list begins with an empty word, which is dropped. Raises Conflict."""
+        """Replace the container's process arguments. Raises Conflict if another plugin has set
+        them, unless `arguments` begins with an empty word, which is dropped."""
         if not arguments:
             return
         if not arguments[0]:

@@ -1,8 +1,8 @@
 """Records which plugin set which field of a container. Raises Conflict if two plugins set the same
 field.
 
-A plugin may override a field by removing it first. Validators get the result as `OwningPlugins`,
-where a leading `-` marks the plugin that removed an entry.
+A plugin may override a field by removing it first. Validators get the owners as `OwningPlugins`, in
+which `-PLUGIN` means that PLUGIN has removed the field or entry.
 """
 
 from __future__ import annotations

@@ -221,7 +221,7 @@ class Plugin:
     def _register(self, request: api.RegisterPluginRequest) -> None:
         if self._registered.done():
             raise PluginCallFailed(Code.ALREADY_EXISTS, "the plugin is already registered")
-        if self.process is None:  # else the file has the name
+        if self.process is None:  # else both are in the file's name
             if not INDEX.fullmatch(request.plugin_idx) or not NAME.fullmatch(request.plugin_name):
                 index, name = request.plugin_idx[:20], request.plugin_name[:80]
                 text = f"index {index!r} and name {name!r} are not valid for a plugin"
@@ -233,7 +233,7 @@ class Plugin:
     def _on_connection_close(self) -> None:
         if not self._registered.done():
             self._registered.set_exception(Closed("the connection ended before it registered"))
-            self._registered.exception()  # marks it as retrieved, if no task waits
+            self._registered.exception()  # else asyncio logs it if no task waits
         if self.process is not None:
             self.process.end_soon()
         self._on_close(self)

@@ -1,11 +1,11 @@
 """Sends lifecycle events to plugins: each event once, one at a time, to all plugins in order of
 their indices.
 
-One lock is held while an event is sent, and while a plugin that joins is synchronized. Events
-during the synchronization wait, and are then sent to the new plugin, too. The synchronization
-includes pods and containers that are being created and are not listed yet. Updates and evictions
-that a plugin requests are performed without this lock and without a container's lock, so that two
-requests cannot deadlock.
+One lock is held while an event is sent, and while a plugin that joins is synchronized. An event
+that occurs meanwhile is sent afterwards, also to the new plugin. The synchronization includes pods
+and containers that are being created and are not listed yet. Updates and evictions that a plugin
+requests are performed without this lock and without a container's lock, so that two requests cannot
+deadlock.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class NriObserver(LifecycleObserver):
     async def _ask_for_adjustment(self, pod: api.PodSandbox, container: api.Container) -> Merge:
         current = copy(container)
         merge = Merge(container=current)
-        # A plugin that is dropped meanwhile leaves the list.
+        # A copy, because a plugin that is dropped meanwhile leaves `self._plugins`.
         consulted = list(self._plugins)
         for plugin in consulted:
             request = api.CreateContainerRequest(pod=pod, container=current)
@@ -321,7 +321,8 @@ class NriObserver(LifecycleObserver):
         container.resources = merged
 
     def _require_own_group(self, identifier: str, path: str) -> None:
-        """Raise InvalidArgument for a cgroup that exists or belongs to another container."""
+        """Raise InvalidArgument if the cgroup `path`, which a plugin requests, exists or belongs to
+        another container."""
         in_making = {
             i: message.linux.cgroups_path for i, message in self._containers_being_created.items()
         }

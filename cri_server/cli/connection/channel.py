@@ -334,9 +334,9 @@ class _Connection:
         self._socket.sendall(self._sender.take())
 
     def _limit_wait(self) -> None:
-        """Set the socket's timeout to the time left until the call's deadline. Until the server's
-        first SETTINGS frame has arrived, the deadline for this frame applies too; the earlier one
-        counts. Raises TimeoutError if the call's deadline has passed."""
+        """Set the socket's timeout to the time left until the call's deadline. While the server's
+        first SETTINGS frame is missing, the deadline for this frame counts instead if it is
+        earlier. Raises TimeoutError if the call's deadline has passed."""
         limits = [
             limit
             for limit in (self.deadline, None if self._greeted else self._greet_until)

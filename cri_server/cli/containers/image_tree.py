@@ -22,4 +22,5 @@ def open_image_tree(client: Client, image: str) -> int:
         raise UnsupportedCall("the server does not report where an image's files are")
     from pyrunc.compile.image_mount import open_layers
 
-    return open_layers([*places.lower, places.place])  # `place` is empty: overlayfs needs two
+    # overlayfs needs at least two layers; `place` is an empty folder
+    return open_layers([*places.lower, places.place])

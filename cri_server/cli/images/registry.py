@@ -15,7 +15,7 @@ from cri_server.images.model import Auth
 from cri_server.images.registry.auth import may_receive
 from cri_server.images.registry.hosts import RegistryHost, folder_of, hosts_for
 
-PULL_SECRET = Auth(username="user")  # names no host, like the pull secrets of kubelet
+PULL_SECRET = Auth(username="user")  # without a host, as kubelet's pull secrets
 
 
 @click.group()

@@ -46,7 +46,7 @@ def _as_crictl(document: dict[str, Any]) -> dict[str, Any]:
     for key in TIMES:
         if key in status:
             status[key] = moment(int(status[key]))
-    # Only our interface file has this prefix in the names of signals; a message has the number.
+    # Only our interface file puts this prefix before CRI's signal names; a message has the number.
     if "stopSignal" in status:
         status["stopSignal"] = status["stopSignal"].removeprefix("SIGNAL_")
     return document

@@ -63,11 +63,11 @@ class _View:
         listing: Callable[[CpuSamples], Listing[Any]],
     ) -> None:
         """Print the resource usage of the objects that `chosen` returns. Repeats if `watching` is
-        set. A table has CPU rates, so two samples are taken first, `seconds` apart.
+        set. CPU rates, in tables and for templates, need two samples, `seconds` apart.
 
         `request`: CRI's request for the usage of all objects; `cpu`: returns the CpuUsage in an
-        object's usage; `listing`: returns the Listing of the usages, with CPU rates from the
-        samples."""
+        object's usage; `listing`: returns the Listing of the usages; its argument has the CPU
+        rates."""
         samples = CpuSamples()
 
         def sampled() -> list[Any]:
