@@ -160,9 +160,9 @@ async def _start(
 
 
 async def _replace_shims(services: Services, *, done: bool) -> None:
-    """Try once a minute to replace the shims of another version that could not be replaced before,
-    because they could not write a log (for example on a full disk). Return when all of them are
-    replaced. `done`: all are replaced already."""
+    """Replace the remaining shims of another version, which could not write a log, for example on
+    a full disk: try once a minute, and return when all are replaced. `done`: all are replaced
+    already."""
     while not done:
         await asyncio.sleep(REPLACE_AGAIN_S)
         try:

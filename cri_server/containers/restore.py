@@ -219,9 +219,8 @@ def _install(root: Path, deleted: Sequence[str], volumes: Sequence[MountRequest]
 
 
 def _set_root_mode(upper: Path, images: Path) -> None:
-    """Give the container's root folder the mode that it had at the checkpoint, as CRIU requires.
-    Otherwise the mode may differ: if the image does not define it, each engine chooses its own.
-    Blocks."""
+    """Give the container's root folder the mode that it had at the checkpoint: CRIU requires the
+    same mode, but engines choose different ones if the image does not define it. Blocks."""
     with disk_errors("chmod", str(upper)):
         mode = file_images.root_mode(str(images))
         if mode is not None:

@@ -4,7 +4,7 @@ events and bytes out.
 `receive` never raises, whatever the peer sends. A stream error resets the stream; a connection
 error is reported as the event `Failed`, and all later input is ignored. `Http2Limits` limits the
 memory and work that a peer can cause: the size of header blocks, the number of open streams, and
-the number of frames of each kind that costs this side more than the peer.
+the number of frames of those kinds that cost this side more than the peer.
 """
 
 from __future__ import annotations

@@ -64,8 +64,8 @@ class _CodeTree:
         self.children[node][code & 1] = ~symbol
 
     def step(self, node: int, nibble: int) -> Step:
-        """Compute and cache the step of four bits from `node`: the next node, and the symbols
-        decoded on the way. Raises BadHuffman for the end-of-string symbol."""
+        """Decode the four bits `nibble` from `node` on. Cache and return the next node and the
+        decoded symbols. Raises BadHuffman for the end-of-string symbol."""
         out = bytearray()
         at = node
         for shift in (3, 2, 1, 0):

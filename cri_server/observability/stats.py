@@ -302,7 +302,7 @@ def _measure_all(groups_of: Mapping[str, Cgroup]) -> dict[str, CgroupFigures]:
     for key, group in groups_of.items():
         try:
             stats, pids = group.usage(), group.processes()
-        # The container has ended meanwhile; one error would otherwise take the whole list.
+        # The container has ended meanwhile. Its error must not fail the call for all others.
         except Error:
             continue
         # The folder is gone. Zeros would look like a counter that was reset.

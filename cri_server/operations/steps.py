@@ -1,8 +1,8 @@
 """Runs verbs as steps. A step is a named effect, in most cases with an undo. Steps run in order;
 when one fails, those that have begun are undone.
 
-`Steps` registers its verb when its module is imported. So tests can enumerate all steps, and inject
-an error, a delay or SIGKILL at each of them (`PYRUNC_FAILPOINT`). An undo must be idempotent,
+The import of a verb's module registers the verb (`Steps`). So tests can enumerate all steps, and
+inject an error, a delay or SIGKILL at each step (`PYRUNC_FAILPOINT`). An undo must be idempotent,
 because it also runs for the step that failed. Independent steps run at the same time (`Parallel`).
 """
 

@@ -196,7 +196,7 @@ class ShimClient:
             self._execs.pop(exec_id, None)
             session.close()
             if isinstance(error, (asyncio.CancelledError, OSError)):
-                # The shim may have started it already, and its answer would find no session.
+                # The shim may have started the process, for which there is no session any more.
                 self._peer.send({"id": 0, **messages.KillExec(exec_id).to_message()})
             raise
         session.pid, session.start_time, session.parts = answer.pid, answer.start_time, answer.parts

@@ -30,11 +30,11 @@ FORKS_TIMEOUT_S, FORKS_INTERVAL_S = 10.0, 0.005
 
 async def wait_for_forks(paths: Paths, sandbox_id: str) -> None:
     """Wait until the sandbox's shim and the helpers that it has forked have ended. Each of them
-    holds a lock on a file in the sandbox's folder: shim.lock, or the shim's log up to version
-    0.1.0.
+    holds a lock on a file in the sandbox's folder: shim.lock, or up to version 0.1.0 the shim's
+    log. After `FORKS_TIMEOUT_S` log an error and return.
 
-    The kernel kills the helpers when the shim dies, but not at the same moment. A helper could
-    still make a cgroup after the cgroups were removed.
+    The kernel kills the helpers when the shim dies, but not at the same moment. Without this wait a
+    helper could make a cgroup after the caller has removed the cgroups.
     """
     for name in (messages.LOCK, messages.LOG):
         try:

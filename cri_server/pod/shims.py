@@ -254,8 +254,8 @@ class Shims:
             orphans.read_records(self._paths, container)
 
     def _save_stdins(self, shim: ProcessIdentity | None) -> None:
-        """Before the server ends `shim`, copy the shim's writing ends of its containers' stdin
-        pipes. Does nothing for None."""
+        """Copy the writing ends of the stdin pipes of the shim's containers, before the server
+        ends `shim`. Does nothing for None."""
         if shim is not None:
             for sandbox in self._index.sandboxes:
                 if sandbox.shim == shim:

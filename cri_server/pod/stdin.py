@@ -24,8 +24,8 @@ class StdinPipes:
         self._pipes: dict[str, int] = {}
 
     def take(self, shim: ProcessIdentity, containers: Iterable[Container]) -> None:
-        """Copy the shim's writing ends of these containers' stdin pipes. Skips containers whose
-        stdin is not a pipe."""
+        """Copy the writing ends of these containers' stdin pipes from the shim. Skips containers
+        whose stdin is not a pipe."""
         for container in containers:
             self.close(container.id)
             if container.config.stdin and not container.config.tty and container.process:
@@ -49,8 +49,9 @@ class StdinPipes:
 
 
 def _open_writing_end(shim: ProcessIdentity, reader: int) -> int | None:
-    """Copy the shim's writing end of the pipe that is the stdin of process `reader` (a pid). Return
-    None if the stdin is not a pipe, or if either process has ended."""
+    """Return a copy of the shim's writing end of a stdin pipe. `reader`: the pid of the process
+    whose stdin the pipe is. Return None if this stdin is no pipe, or if either process has ended.
+    """
     try:
         pipe = os.readlink(f"/proc/{reader}/fd/0")
         if not pipe.startswith("pipe:"):

@@ -152,8 +152,8 @@ def event(
 
 
 def publish_stopped(services: Services, sandbox: Sandbox) -> None:
-    """Publish that the sandbox has stopped. Only the first call for a sandbox publishes:
-    this is called after the exit of the pause process and by StopPodSandbox."""
+    """Publish that the sandbox has stopped, but only at the first call for this sandbox: both the
+    exit of the pause process and StopPodSandbox lead to a call."""
     if not sandbox.stop_published:
         sandbox.stop_published = True
         publish(services, sandbox, sandbox.id, events.STOPPED)

@@ -100,8 +100,8 @@ class ForwardLimits:
     each session; a session's connections and dials count in both."""
 
     def __init__(self, whole: ForwardLimits | None = None, pod: str = "") -> None:
-        """Make the limits of one session into the sandbox `pod`; `whole`: the limits of the whole
-        server. Without arguments make the limits of the whole server."""
+        """Make the limits of one session that forwards ports of the sandbox `pod`. `whole`: the
+        limits of the whole server. Without arguments make the limits of the whole server."""
         self._whole, self._pod = whole, pod
         self.limit = LIMIT if whole is None else SESSION_LIMIT
         self._dials: Dials = Dials() if whole is None else whole._dials

@@ -53,8 +53,8 @@ GAUGES: dict[str, tuple[str, Labels]] = {
 
 @dataclass(slots=True)
 class Family:
-    """A metric and its samples, by the values of `labels`. The `name` of a counter lacks the suffix
-    `_total`: the client library appends it."""
+    """A metric. `samples` maps the values of `labels` to the metric's value. The `name` of a
+    counter lacks the suffix `_total`: the client library appends it."""
 
     name: str
     kind: Literal["gauge", "counter"]
