@@ -129,7 +129,7 @@ def configure_pod(
         raise CniError(IO_FAILURE, f"interface {ifname} was removed while the plugin set it up")
     if not settings.container_interface_down:
         # Up, addresses, routes, in this order: the kernel refuses a route out of a link that is
-        # down, and one whose gateway no address of the link reaches (fib_check_nh,
+        # down, and a route whose gateway is in no subnet of the link (fib_check_nh,
         # net/ipv4/fib_semantics.c).
         pod.pending.append(set_link(index=link.index, flags=IFF_UP, change=IFF_UP))
     skip_dad = not settings.detect_duplicates
@@ -198,12 +198,13 @@ def announce(
         host.attempt(
             *(new_neighbour(bridge.index, a.address.ip, inner.mac) for a in addressing.ips)
         )
-    # Neighbours that knew the previous hardware address did not reach a reused address for 8 s.
+    # Without the advertisement, neighbours that knew the previous hardware address could not reach
+    # a reused IPv6 address for 8 s.
     addresses6 = [a.address.ip for a in addressing.ips if isinstance(a.address.ip, IPv6Address)]
     if addresses6 and pod.advertiser is not None:
         deadline = time.monotonic() + _FORWARDING_TIMEOUT_S
-        # The kernel finishes new addresses in a work queue (addrconf_dad_work), and accepts no
-        # packet for them before.
+        # The kernel finishes new addresses in a work queue (addrconf_dad_work). Until then it
+        # accepts no packets for them.
         while not all(is_local(pod.route, a) for a in addresses6) and time.monotonic() < deadline:
             time.sleep(0.0002)
         advertise(pod.advertiser, inner.index, inner.mac, addresses6)

@@ -141,8 +141,8 @@ def _take_down(call: CniCall, settings: BridgeSettings, link: str) -> None:
             if settings.background_teardown
             else links.disconnect(host, link)
         )
-    # A pod that the reference plugin attached, before a node changed to pyrunc's, has another link
-    # name.
+    # The link has another name if the reference plugin attached the pod, before the node changed to
+    # pyrunc's plugin.
     if not removed and not settings.background_teardown:
         links.remove_from_pod(call.netns, call.ifname)
 

@@ -56,8 +56,8 @@ _PROBES_BEFORE_LISTING = 32
 _OWNER_NAME_LIMIT = 200
 _LAST_WIDTH = 45
 _LINK_TIMEOUT_S = 1.0
-# A file in `leaving/` is checked when its address is about to be assigned. The sweep limits the
-# number of other files, so that ADD need not check them all.
+# ADD checks a file in `leaving/` only when it is about to assign the file's address. The sweep
+# limits the number of the other files.
 _SWEEP_EVERY = 16
 """About one in this many releases checks all files in `leaving/`: the release of an address that,
 as an integer, is a multiple of this number."""
@@ -194,8 +194,8 @@ class NetworkLeases:
             owner = self.owner_of(name)
             recorded = bool(owner) and self._record(_owner_path(owner), OwnerRecord) is not None
             orphan = recorded and name not in self.addresses_of(owner)
-            # A lease without a record is the reference plugin's, which has no scope: a server's GC
-            # leaves it.
+            # A lease without a record was made by the reference plugin and has no scope, so a
+            # server's GC, which has one, keeps it.
             if not owner or orphan or not (recorded or scope or valid(owner)):
                 self._remove(name)
         self._sweep()

@@ -22,8 +22,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
         pod.bring_loopback_up()
         pod.send_pending()
         lo_addresses = [each.address for each in addresses(pod.route, 1)]
-    # In a chain this is the pod's result: one of loopback's own would replace the pod's addresses
-    # by 127.0.0.1.
+    # In a chain prevResult is the pod's result. If loopback returned a result of `lo` instead, it
+    # would replace the pod's addresses by 127.0.0.1.
     previous = config.previous_result()
     if previous is not None:
         return previous

@@ -26,8 +26,8 @@ _NLA_NESTED, _NLA_TYPE_MASK = 0x8000, 0x3FFF
 _SO_SNDBUFFORCE, _SO_RCVBUFFORCE = 32, 33
 _HEADER = struct.Struct("IHHII")
 _ATTRIBUTE = struct.Struct("HH")
-# recv(2) cuts a packet that is larger than the buffer; the kernel fills at most 32 KiB of one in a
-# dump (netlink_recvmsg, net/netlink/af_netlink.c).
+# recv(2) cuts a packet that is larger than the buffer. In a dump the kernel sends packets of at
+# most 32 KiB (netlink_recvmsg, net/netlink/af_netlink.c).
 _RECEIVE_BYTES = 1 << 17
 _RECEIVE_TIMEOUT = struct.pack("ll", 10, 0)  # struct timeval
 _DUMP_ATTEMPTS = 50
@@ -204,9 +204,9 @@ class NetlinkSocket:
                 index = sequence - first
                 if kind != _NLMSG_ERROR:
                     continue
-                # The kernel answers each request also when it aborts the batch (nfnl_err_deliver),
-                # so the reason is the answer with an error. EPERM and ENOMEM are reported for the
-                # first frame instead.
+                # Also when the kernel aborts the batch, it answers each request (nfnl_err_deliver),
+                # and one answer has the error. It reports EPERM and ENOMEM for the message `begin`
+                # instead.
                 if 0 <= index < len(requests):
                     outcomes[index] = _error(requests[index], flags, body)
                 elif failure := _error(requests[0], flags, body):

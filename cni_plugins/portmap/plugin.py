@@ -54,8 +54,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: remove the nftables elements whose comment is the attachment's tag.
 
-    A call with a scope but without port mappings does nothing. Such a call comes from pyrunc's
-    server, which passes the port mappings of ADD to DEL, too, so the pod has no elements."""
+    Does nothing if the call has a scope but no port mappings: pyrunc's server, which sets the
+    scope, passes the port mappings of ADD to DEL, too, so this pod has no elements."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.all_elements(host_rules.PORT_SETS, host_rules.tag_of(call, config))

@@ -197,8 +197,8 @@ def plugin_input(
     `capabilities`: the values of all capabilities that the runtime offers. The plugin's
     `runtimeConfig` gets only those that its `capabilities` enable.
     """
-    # `capabilities` is for the runtime and not passed on; the other two are added by the runtime
-    # (spec, section 4). A file's prevResult would be another pod's.
+    # The runtime keeps `capabilities` for itself, and adds its own values of the other two (spec,
+    # section 4). A prevResult in a file would be another pod's.
     value = {
         k: v for k, v in plugin.items() if k not in ("capabilities", "prevResult", "runtimeConfig")
     }

@@ -106,8 +106,8 @@ class Result:
     """The result of the plugins that have run so far. `ips` are in the order in which the plugins
     returned them.
 
-    `raw`: the JSON object from which the result was parsed, or None. If the requested version has
-    the same form, `to_json` returns `raw` with this version, so that unknown keys are kept.
+    `raw`: the JSON object from which the result was parsed, or None. For a version of the same
+    form, `to_json` returns `raw` with this version as cniVersion, so that unknown keys are kept.
     """
 
     interfaces: tuple[Interface, ...] = ()
@@ -214,8 +214,8 @@ def _read_lists(raw: dict[str, Any], strict: bool) -> Result:
         except CniError as error:
             if strict:
                 raise
-            # Reported only if the entry belongs to the pod's interface: plugins keep notes in
-            # others.
+            # Reported only if the entry belongs to the pod's interface: plugins keep notes in the
+            # entries of other interfaces.
             unreadable.append(Unreadable(index, error))
     try:
         routes = tuple(route_from_json(v, w) for v, w in _items(raw, "routes", ROUTES_LIMIT))

@@ -103,7 +103,8 @@ def _await_ready(
 
     from _thread import start_new_thread
 
-    # A thread without `threading`, whose import every run would pay; nothing waits for its end.
+    # Without the module `threading`, because its import would slow down every run. Nothing
+    # waits for the end of the thread.
     start_new_thread(wait, ())
 
 
@@ -191,8 +192,8 @@ def start(call: CommandLine, log: CommandLog) -> int:
         process = config.get("process")
         if process is None:
             raise InvalidSpec("process", "process property must not be empty")
-        # Before the release: the container may report that it is ready at once, and a message to no
-        # socket is lost.
+        # Before the release: the container may report at once that it is ready, and without a
+        # socket this message would be lost.
         await_ready = _ready_waiter(state)
         release(state.folder, process.get("args") or [""], process.get("env") or ())
     _poststart(state, config, log)

@@ -167,8 +167,8 @@ def compile_program(path: str, paths: InstallPaths, target: BuildTarget | None =
         return False
     options = (target.variables.get(name) or "" for name in ("LIBS", "SYSLIBS", "MODLIBS"))
     names = " ".join(options).split()
-    # Debian 13's library refers to an archive of Python's build folder, which no package has:
-    # hashlib's own SHA-2.
+    # Debian 13's Python library refers to hashlib's own SHA-2, an archive in Python's build folder
+    # that no package contains.
     absent = [
         name for name in names if name.endswith("libHacl_Hash_SHA2.a") and not os.path.exists(name)
     ]

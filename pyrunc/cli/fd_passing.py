@@ -103,7 +103,7 @@ def _send_descriptor(path: str, descriptor: int, name: bytes) -> None:
 
 def open_missing_stdio() -> None:
     """Open /dev/null in place of each standard stream (0 to 2) that our caller has closed.
-    Otherwise a file of ours would get its number."""
+    Otherwise the next file that we open would get the stream's number."""
     for number in range(3):
         try:
             os.fstat(number)

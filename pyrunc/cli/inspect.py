@@ -68,8 +68,8 @@ def ps(call: CommandLine, log: CommandLog) -> int:
 
 
 def _pids(state: State) -> Sequence[int]:
-    """Return the pids in the container's cgroup, also after the end of the container's init. For a
-    container without a cgroup, raise WrongState while init runs, and return nothing afterwards."""
+    """Return the pids in the container's cgroup, also after the end of the container's init.
+    Without a cgroup, raise WrongState while init runs, and return no pids after its end."""
     group = state.group()
     if group is not None:
         return group.processes()

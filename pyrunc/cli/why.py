@@ -75,8 +75,8 @@ def _leave_out(
     causes: dict[str, set[Path]],
     remaining: list[int],
 ) -> None:
-    """Find, for each line of the plan, the smallest parts of the configuration below `path` without
-    which the line disappears. Add the paths of these parts to `causes`.
+    """For each line of the plan, find the smallest parts of the configuration below `path` that
+    cause the line: it disappears without the part. Add the paths of these parts to `causes`.
 
     - `whole`: how often each line occurs in the unchanged plan
     - `remaining`: a list with one number: how many more parts may be tried
@@ -106,11 +106,11 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Return the lines of the plan that disappear without the part at `path`. `whole`: how often
-    each line occurs in the unchanged plan.
+    """Return the lines of the plan that disappear when the part at `path` is left out. If no
+    line does, or the configuration is then invalid, return the lines that disappear when the part
+    has another value. None if no other value is valid.
 
-    If no line disappears, or the configuration is invalid without the part, the part gets another
-    value instead. None if no other value is valid.
+    `whole`: how often each line occurs in the unchanged plan.
     """
     return _without(bundle, path, whole, change=False) or _without(bundle, path, whole, change=True)
 
@@ -137,8 +137,8 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
         spec = parse(document)
         check(spec)
         plan = of_bundle(Bundle(bundle.folder, document, spec))
-    # A configuration without the part may be invalid, or break what a later check would have
-    # refused.
+    # Without the part the configuration may be invalid (Error), or may contradict an assumption of
+    # the planner that no check has tested yet (AssertionError).
     except (Error, AssertionError):
         return None
     return list(whole - Counter(text for _, text in numbered(plan)))
@@ -146,7 +146,7 @@ def _without(bundle: Bundle, path: Path, whole: Counter[str], *, change: bool) -
 
 def _other(value: Any) -> Any:
     """Return another value of the same type for a number, a text or a list of texts. None for other
-    types. Also None for a boolean, because leaving it out has the same effect."""
+    types. A boolean gets no other value (None), because leaving it out has the same effect."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):

@@ -91,7 +91,7 @@ class NotifyProxy:
 
 def _ready_line(message: bytes) -> bytes:
     """Return the READY line of a container's message, empty if it has none. Other lines are not
-    passed on: the manager would take them for the runtime's."""
+    passed on, because the manager would believe that the runtime sent them."""
     return next((line for line in message.split(b"\n") if line.startswith(b"READY=")), b"")
 
 
@@ -103,15 +103,15 @@ def _send_ready(host: str, ready: bytes, main_pid: int) -> None:
         connection.connect(address)
         connection.send(ready + b"\n")
         connection.send(b"MAINPID=%d\n" % main_pid)
-        # A separate message: systemd ignores all assignments of a message that has others beside
-        # BARRIER (sd_notify(3)).
+        # BARRIER needs a separate message: if a message has other assignments, too, systemd ignores
+        # all of them (sd_notify(3)).
         ipc.send_text(connection, b"BARRIER=1", [writing])
         # The manager then has the last copy: when it closes that, poll(2) reports POLLHUP.
         os.close(writing)
         writing = -1
         waiter = select.poll()
         waiter.register(reading, select.POLLIN)
-        # The manager closes its end of the pipe when it has handled what came before.
+        # The manager closes its end of the pipe when it has handled the earlier messages.
         waiter.poll(BARRIER_TIMEOUT_S * 1000)
     except OSError as error:
         raise KernelError.of(error, "notify", f"'{host}'") from None

@@ -114,8 +114,8 @@ def _refuse_map(name: str, entries: Sequence[IdMap], own: int) -> None:
 
 def _keep_files(uid: int, gid: int) -> None:
     """Set the ids for file access (setfsuid(2), setfsgid(2)) to the user's own, so that new files
-    belong to the user. Otherwise, if the maps make another host id root of the namespace, the
-    user's next command could not read the state. execve(2) resets these ids."""
+    belong to the user. Otherwise they would belong to root of the namespace, which may be another
+    host id, and the user's next command could not read them. execve(2) resets these ids."""
     for call, own, file in (
         ("setfsgid", gid, "/proc/self/gid_map"),
         ("setfsuid", uid, "/proc/self/uid_map"),
@@ -133,8 +133,8 @@ def _inner_id(own: int, file: str) -> int | None:
 
 
 def _is_own(entries: Sequence[IdMap], own: int) -> bool:
-    """Return whether the map has the user's own id and no other. A user may write such a map
-    without newuidmap (user_namespaces(7))."""
+    """Return whether the map `entries` contains only one host id, the user's own id `own`. A user
+    may write such a map without newuidmap (user_namespaces(7))."""
     return [(entry.host_id, entry.size) for entry in entries] == [(own, 1)]
 
 
@@ -147,8 +147,9 @@ def _make_with_own_ids(linux: Linux) -> None:
     """Move this process to a new user namespace, and write its id maps, which contain only the
     user's own ids. Raises KernelError."""
     unshare(CLONE_NEWUSER)
-    # Without CAP_SETGID outside, the kernel takes a gid_map only after this: a group may exist to
-    # keep the user out of files, and setgroups(2) would drop it (CVE-2014-8989).
+    # Without CAP_SETGID outside, the kernel accepts a gid_map only if setgroups(2) is forbidden.
+    # With setgroups(2) the user could leave a group that keeps its members out of files
+    # (CVE-2014-8989).
     with kernel_errors("write", "setgroups"):
         write_once("/proc/self/setgroups", b"deny")
     write_maps(os.getpid(), linux.uid_mappings, linux.gid_mappings)
@@ -161,8 +162,8 @@ def _make_with_granted_ids(linux: Linux) -> None:
     ]
     output = os.memfd_create("output", os.MFD_CLOEXEC)
     read_end, write_end = os.pipe()
-    # Forked before the namespace is made: newuidmap works on a process of a child namespace, from
-    # outside, and checks that its user owns it.
+    # Forked before the namespace is made: newuidmap must run outside of it. It checks that the
+    # process in the namespace belongs to the user who runs newuidmap.
     helper = os.fork()
     if helper == 0:
         os.close(write_end)

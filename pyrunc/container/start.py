@@ -18,7 +18,7 @@ from pyrunc.errors import Error, KernelError, WrongState
 from pyrunc.kernel.fd import short_path
 
 OUTPUT_LIMIT_BYTES = 4096
-MESSAGE_BYTES = 24  # of the launcher's message, when a hook failed; an errno has 4
+MESSAGE_BYTES = 24  # of the launcher's message about a failed hook; an errno has 4 bytes
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -58,8 +58,9 @@ def default_root() -> str:
       set.
     """
     root = os.geteuid() == 0
-    # As in runc (shouldHonorXDGRuntimeDir). podman passes its environment to create and two
-    # variables to start: without USER, root of a user namespace is an ordinary user.
+    # As in runc (shouldHonorXDGRuntimeDir). podman passes its environment to create, but to start
+    # only two variables, without USER. So if USER is not set, root of a user namespace counts as an
+    # ordinary user.
     if root and (os.environ.get("USER") == "root" or not in_user_namespace()):
         return DEFAULT_ROOT
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")

@@ -29,7 +29,8 @@ def status(state: State, locked: bool = False) -> str:
 
     A running create holds the lock. A killed create does not, so its container counts as stopped.
     """
-    # A create may be waiting for a hook, so its process alone does not tell.
+    # Init may live while create still waits for a hook, so a living init does not mean that the
+    # container is created.
     if not state.complete:
         return CREATING if not locked and states.Lock.is_held(state) else STOPPED
     if not alive(state.pid, state.start_time):

@@ -206,8 +206,9 @@ class ContainerCompiler:
             spec=spec,
             rootfs=file.rootfs,
             stdio=None,
-            # The host's /dev/null as stdin would let the container's root change its mode and owner
-            # for the whole node (fchmod(2), fchown(2)); the launch replaces these.
+            # The launch replaces null devices by a private one. Through the host's /dev/null as
+            # stdin, the container's root could change the mode and owner of this device for the
+            # whole node (fchmod(2), fchown(2)).
             nulls=() if file.tty or file.stdin else (0,),
             state_dir=self._directory,
             cgroup=file.cgroup,
@@ -474,7 +475,7 @@ def _configuration(directory: str, oom_score: int) -> _Configuration:
 
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
-    """Return attributes of a file, at least one of which changes when its content changes."""
+    """Return attributes of a file. If its content changes, at least one of them changes."""
     # The inode's number alone is not enough: a filesystem may give it to a later file.
     return (status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 

@@ -55,8 +55,8 @@ class KeeperLink:
     # -- descriptors
 
     def put(self, name: str, source: Source) -> None:
-        """Store an entry under `name`, in this keeper and every later one, until `drop`. If the
-        keeper does not answer, the entry is sent later.
+        """Store an entry under `name` in the keeper, and again in each new keeper, until `drop`. If
+        the keeper does not answer, the entry is sent later.
 
         `source()` returns the entry's fields and descriptors; this method closes the descriptors.
         If `source` raises WrongState, because the process has ended, nothing is stored.

@@ -4,8 +4,8 @@ SCM_RIGHTS (pyrunc.ipc).
 Request {"id": n, "call": name, …} -> {"id": n, "ok": {…}} + descriptors, or {"id": n, "error": …}
 (pyrunc.errors). Events {"event": …} are sent to every connected client. A container's `Exit` is
 sent after its exit.json was written. A shim may be older or newer than its client: unknown fields
-are ignored, an unknown call is `unsupported`, and the answer to `state` has the shim's protocol
-version.
+are ignored, an unknown call gets the error `unsupported`, and the answer to `state` has the shim's
+protocol version.
 
 `cri_server.pod.client` sends the requests, and `pyrunc.shim.serve` reads them. An answer's `parts`
 are the stages of the call with their times (`Timings.noted`). If the request has `timed`, `parts`

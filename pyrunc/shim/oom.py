@@ -4,7 +4,7 @@ cgroup is already gone.
 systemd removes a scope as soon as its last process has ended, often before the shim reaps the
 process, and the scope's count of kills is lost. But the kernel also adds every kill to the counts
 of all ancestor cgroups, which stay. So the kills in removed cgroups are the parent's count minus
-the counts of its cgroups that still exist. The shim subtracts kills from before the container's
+the counts of its child cgroups that exist. The shim subtracts kills from before the container's
 start, and kills that it has counted for other containers. The rest belongs to this container.
 
 The kill of any process counts, even if the container then exits with 0, as in containerd (TaskOOM)
@@ -37,9 +37,8 @@ class KillCounts:
         self._open: set[str] = set()  # groups of the pod whose kills were not counted yet
 
     def watch(self, group: Cgroup) -> None:
-        """Begin to count OOM kills in `group`. The group's processes run already. Earlier kills in
-        cgroups with the same parent do not count if these cgroups no longer exist. Raises
-        KernelError."""
+        """Begin to count OOM kills in `group`, whose processes run already. Earlier kills do not
+        count if they happened in sibling cgroups that no longer exist. Raises KernelError."""
         if group.driver == "systemd":
             self._open.add(group.directory)
             parent = os.path.dirname(group.directory)

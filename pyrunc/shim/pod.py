@@ -329,7 +329,8 @@ class ShimPod:
         # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of delete.
         must_clean_up = compiled.poststop
         if compiled.file.runtime is not None:
-            # The fork that starts a container by another runtime deletes it, unless it is killed.
+            # If another runtime fails, the fork that ran it deletes the container, unless the fork
+            # was killed.
             must_clean_up = isinstance(error, WorkerLost)
         if must_clean_up:
             self._after_stop(container)
@@ -408,8 +409,8 @@ class ShimPod:
         self.loop.spread(container.kill_sessions(request.sessions), _warn_of)
 
     def _take_back(self, prepared: Prepared | None) -> None:
-        """Close the descriptors and remove the cgroup that a fork has prepared for a process whose
-        compilation failed."""
+        """Undo what a fork has prepared for a process that could not be compiled: close the
+        descriptors and remove the cgroup."""
         if prepared is None:
             return
         fields, descriptors = prepared
@@ -478,8 +479,8 @@ class ShimPod:
 
     def _signal_by_runtime(self, container: SupervisedContainer, number: int) -> None:
         """Send a signal by the other runtime's `kill`, in the background. Does nothing while an
-        earlier `kill` with the same signal runs, because a stop repeats its last signal until the
-        container has ended."""
+        earlier `kill` with the same signal runs. Otherwise the commands would pile up, because a
+        stop repeats its last signal until the container has ended."""
         key = (container.id, number)
         if key in self._signals_in_flight:
             return
@@ -658,7 +659,7 @@ class ShimPod:
     ) -> None:
         """Compile a process, and call `on_compiled` or `on_failed`, now or later. If
         `compiler.fork_first` returns a function, a forked process first runs this function. If
-        `compile` then fails, the function's descriptors and cgroup are removed."""
+        `compile` then fails, closes the function's descriptors and removes its cgroup."""
 
         def compile(prepared: Prepared | None) -> None:
             try:

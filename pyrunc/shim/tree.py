@@ -39,7 +39,7 @@ def kill_session(
     if new processes appear faster than they can be killed.
 
     - `start_time`: the leader's start time. If another process has the leader's pid by now,
-      nothing is killed. The kernel reuses the pid only after the session's last member has ended.
+      nothing is killed, because the kernel reuses the pid only after the end of all members.
     - `processes()`: lists the container's processes anew
 
     The leader is killed first, so that it does not see its children die.
@@ -79,9 +79,9 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> dict[int, int]:
     - `first`: the container's first process
     - `processes`: all pids of the container
 
-    Such a leader's parent is outside the container's pid namespace and is not this shim. The result
-    is empty if the container uses the host's pid namespace, because there every orphan has such a
-    parent.
+    Such a leader has a parent outside the container's pid namespace that is not this shim. If the
+    container uses the host's pid namespace, return an empty result, because leaders cannot be told
+    from other orphans there.
     """
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):
@@ -118,8 +118,8 @@ def _pid_namespace(pid: int) -> str:
 def _members(leader: int, statuses: Mapping[int, Stat], killed: Iterable[int]) -> list[int]:
     """Return the living processes of `statuses` that are members of the exec session.
 
-    The processes `killed` count as members. A child that one of them made in its last moment has
-    another parent by now, but is still in the session of a member.
+    The processes `killed` count as members. So a child that such a process made just before its
+    death is found: it has another parent by now, but still the setsid(2) session of a member.
     """
     below: dict[int, list[int]] = {}
     for pid, status in statuses.items():

@@ -98,7 +98,7 @@ def _work(
         set_parent_death_signal(signal.SIGKILL, shim)
         # A copy in the fork would keep a client's connection open after the shim has closed it.
         close_all(not_inherited)
-        # The fork would otherwise write to the shim's own pipe, which it shares.
+        # Otherwise signals of the fork would wake up the shim, by the pipe that both share.
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         try:
