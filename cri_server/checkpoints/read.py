@@ -93,7 +93,7 @@ class Checkpoint(msgspec.Struct, frozen=True):
     - `binds`: the paths in the container at which the restored container must have mounts.
     - `terminal`: whether the restored container must have a terminal.
     - `namespaces`: the types of namespaces in the container's OCI spec; for all other types it used
-      the host's. The same must hold for the restored container.
+      the host's. For network, pid and IPC the restored container must use the same.
     """
 
     name: str

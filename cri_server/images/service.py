@@ -479,8 +479,8 @@ class ImageService:
         watch: Watch,
         work: Callable[[Registry, RegistryHost], Outcome],
     ) -> Outcome:
-        """Run `work` in a thread with the registry's own host, never a mirror; return its result.
-        Raises DeadlineExceeded when `watch` sees no progress."""
+        """Run `work` in a thread and return its result. `work` gets the registry's own host, never
+        a mirror. Raises DeadlineExceeded when `watch` sees no progress."""
         from cri_server.images.pull import CONNECTION_READ_TIMEOUT_S
         from cri_server.images.registry.client import RegistrySession
         from cri_server.images.registry.hosts import hosts_for

@@ -60,8 +60,8 @@ async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
     """Yield a StreamedBlob with which the `with` block writes a blob into a ring. Meanwhile `read`
-    runs with the ring's receiver. At the end of the block the blob ends, too, and this call waits
-    for `read`. If the block fails, `read` is cancelled. `algorithm`: the hash algorithm of the
+    runs with the ring's receiver. The end of the block ends the blob; then this call waits for
+    `read`. If the block fails, `read` is cancelled. `algorithm`: the hash algorithm of the
     blob's digest.
 
     Raises the errors of the block and of `read`. But if `read` fails with a PeerError before the

@@ -35,8 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether a lease other than the caller's lease on `key` protects the content of
-        `key`: a second lease on `key`, or any lease on EVERYTHING (even the caller's own). The
-        caller must then keep the content."""
+        """Return whether the caller must keep the content of `key`, on which it has a lease itself:
+        there is a second lease on `key`, or any lease on EVERYTHING (even the caller's own)."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

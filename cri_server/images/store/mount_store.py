@@ -1,4 +1,4 @@
-"""Stores the mounts of images in the keeper, so that they outlive the server."""
+"""Stores the mounts of images in the keeper, a process that outlives the server."""
 
 from __future__ import annotations
 
