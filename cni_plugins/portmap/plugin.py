@@ -54,8 +54,8 @@ def add(call: CniCall, config: PluginConfig) -> Result:
 def delete(call: CniCall, config: PluginConfig) -> None:
     """Run DEL: remove the nftables elements whose comment is the attachment's tag.
 
-    Does nothing if the call has a scope but no port mappings: pyrunc's server, which sets the
-    scope, passes the port mappings of ADD to DEL, too, so this pod has no elements."""
+    Does nothing if the call has a scope but no port mappings. pyrunc's server sets the scope and
+    passes ADD's port mappings to DEL, too, so this pod has no elements."""
     if config.scope() and not config.capability("portMappings"):
         return
     owned = host_rules.all_elements(host_rules.PORT_SETS, host_rules.tag_of(call, config))

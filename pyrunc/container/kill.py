@@ -1,7 +1,7 @@
 """`kill`: sends a signal to a container's init, or to all processes in its cgroup.
 
-If the container shares the pid namespace of other processes, SIGKILL goes to all processes of the
-container, because the others would survive the end of init.
+If the container has no private pid namespace, SIGKILL goes to all its processes, because the end of
+init would not end the others.
 """
 
 from __future__ import annotations

@@ -354,8 +354,8 @@ def _open_place(place: PreparedMount, request: CreateRequest, descriptors: Named
 
 
 def _clone_source(place: PreparedMount, request: CreateRequest) -> int:
-    """Return a detached clone of the mount of `place.source`, a file or folder of the host, and
-    make the mount point `place.place`: a folder if the source is a folder, a file if it is a file.
+    """Return a detached clone of the mount of `place.source`, a file or folder of the host. Make
+    the mount point `place.place`, a file or folder like the source.
 
     Raises KernelError, OSError, InvalidArgument (the request has no descriptor of the source).
     """

@@ -148,13 +148,13 @@ class SupervisedContainer:
         return process
 
     def kill_sessions(self, leaders: Sequence[Sequence[int]]) -> Generator[None, None, None]:
-        """Kill the exec sessions of a shim that has ended, in short steps (`EventLoop.spread`).
+        """Kill the exec sessions that an ended shim has left, in short steps (`EventLoop.spread`).
         `leaders`: pid and start time of the first process of each session that the server knows.
 
         Also kills the sessions that `tree.orphaned_sessions` finds, because a server that was
         killed together with the shim knows none.
         """
-        # In the first step, because later new sessions are being started.
+        # In the first step, because new sessions may be started between later steps.
         sessions = tree.orphaned_sessions(self.pid, self.processes())
         for pid, start_time in leaders:
             leader = tree.stat(pid)

@@ -403,8 +403,8 @@ class _Clock:
         self.parts: list[Part] = []
 
     def stop(self) -> None:
-        """Compute `parts`, the begin and end of each stage, from the `times` that the launch has
-        measured. For a timed launch `parts` also has each line of the plan."""
+        """Set `parts` to the begin and end of each stage, from the `times` that the launch has
+        measured. For a timed launch, add those of each line of the plan."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}
