@@ -154,8 +154,8 @@ def _is_whole_id(reference: str) -> bool:
 def check(
     checkpoint: Checkpoint, spec: Mapping[str, Any], requested: Sequence[MountRequest]
 ) -> None:
-    """Raise InvalidArgument unless the requested container has the terminal setting, the namespaces
-    and the host mounts of the checkpoint's container."""
+    """Raise InvalidArgument unless the requested container has the same terminal setting, the same
+    namespaces and host mounts at the same paths as the checkpoint's container."""
     if checkpoint.terminal != bool(spec["process"].get("terminal")):
         had = "had a terminal" if checkpoint.terminal else "had no terminal"
         raise InvalidArgument(f"the container of the checkpoint {had}: config.tty must match")

@@ -49,9 +49,8 @@ class StdinPipes:
 
 
 def _open_writing_end(shim: ProcessIdentity, reader: int) -> int | None:
-    """Return a copy of the shim's writing end of a stdin pipe. `reader`: the pid of the process
-    whose stdin the pipe is. Return None if this stdin is no pipe, or if either process has ended.
-    """
+    """Return a copy of the shim's writing end of the pipe that a process has as stdin. `reader`:
+    the process's pid. Return None if its stdin is no pipe, or if it or the shim has ended."""
     try:
         pipe = os.readlink(f"/proc/{reader}/fd/0")
         if not pipe.startswith("pipe:"):

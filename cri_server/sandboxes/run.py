@@ -259,8 +259,8 @@ def has_pinned_network(options: api.NamespaceOption) -> bool:
 
 
 def _sandbox_seccomp(context: api.LinuxSandboxSecurityContext) -> api.LinuxSandboxSecurityContext:
-    """Return a copy of the context without `privileged`. The pause process is confined even if the
-    pod's containers are privileged."""
+    """Return a copy of the security context without `privileged`: seccomp confines the pause
+    process even if the pod's containers are privileged."""
     plain = copy(context)
     plain.privileged = False
     return plain

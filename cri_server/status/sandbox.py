@@ -26,7 +26,7 @@ TIMESTAMP = tag(api.PodSandboxStatusResponse, "timestamp", VARINT)
 
 def build_status(sandbox: Sandbox) -> api.PodSandboxStatus:
     """Build the sandbox's PodSandboxStatus. Its namespace options are those of the request, because
-    kubelet compares them."""
+    kubelet compares them with the pod's specification."""
     result = _with_common_fields(api.PodSandboxStatus, sandbox)
     result.linux.namespaces.options.CopyFrom(sandbox.options)
     # Set even without addresses: kubelet logs a status that has no `network`

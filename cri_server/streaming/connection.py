@@ -43,7 +43,7 @@ COMMAND_PROTOCOLS = (
 FORWARD_SUBPROTOCOLS = ("v4.channel.k8s.io", "v4.base64.channel.k8s.io")
 STDIN, STDOUT, STDERR, ERROR, RESIZE = range(5)
 
-# Shorter than a ticket's life of a minute: any local user can connect and then send nothing.
+# How long a client that sends nothing may hold a connection; any local user can connect.
 REQUEST_S = 10.0
 STREAMS_S = 30.0  # the timeout of Kubernetes' streaming library for the creation of streams
 
