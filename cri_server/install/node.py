@@ -166,8 +166,8 @@ def refuse_with_pods(root: Path) -> None:
 
 
 def refuse_with_server(request: InstallRequest) -> None:
-    """Raise WrongState while a server that systemd did not start is running, because it would lose
-    its folders. (The uninstallation stops a server of the systemd unit.)"""
+    """Raise WrongState while a server runs that systemd did not start: it would lose its folders.
+    (The uninstallation stops a server of the systemd unit.)"""
     settings = _settings(request.root)
     for folder in (settings.server.root, settings.server.state):
         if claim.is_locked(beneath(request.root, folder)) and not (

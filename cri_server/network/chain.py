@@ -431,8 +431,8 @@ class PluginRunner:
         return result
 
     async def _install_builtin(self) -> None:
-        """Write pyrunc's plugins as executables to `own_dir`, once for each run of the server,
-        because existing files may import the code of another version. Raises PeerError."""
+        """Write pyrunc's plugins as executables to `own_dir`. Each run of the server replaces
+        existing files once: they may import the code of another version. Raises PeerError."""
         async with self._installing:
             if self._installed:
                 return

@@ -168,7 +168,7 @@ def builtin_network(
     subnets: tuple[str, ...] = ("10.85.0.0/16", "fd85::/64"),
 ) -> dict[str, Any]:
     """Return the conflist object of the network that a node without a configuration gets: a bridge,
-    addresses from host-local, which stores its leases below `data_dir`, and host ports.
+    host ports, and addresses from host-local, whose leases are stored below `data_dir`.
 
     Raises InvalidArgument for an invalid subnet.
     """

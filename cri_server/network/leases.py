@@ -1,5 +1,5 @@
-"""Counts the leased addresses of a network in the folder of host-local, which holds one file for
-each address. The reference plugin's files have the same form as those of pyrunc's plugin."""
+"""Counts the leased addresses of a network by the files in host-local's folder, one for each
+address. The files of the reference plugin have the same form as those of pyrunc's plugin."""
 
 from __future__ import annotations
 

@@ -196,9 +196,8 @@ class Plugin:
             return None
 
     async def _join(self, method: str, request: Any, reply: type[Reply]) -> Reply:
-        """Call Configure or Synchronize. The time limit is the registration timeout, which is
-        longer than the request timeout, because a plugin may be slow to process all pods of the
-        node."""
+        """Call Configure or Synchronize. The time limit is the registration timeout, by default
+        longer than the request timeout: a plugin may be slow to process all pods of the node."""
         timeout_s = self._settings.registration_timeout_s
         return await self.connection.call(method, request, reply, timeout_s)
 

@@ -51,8 +51,8 @@ def open_root(client: Client, container: str, name: str) -> Iterator[ContainerRo
 
 
 def has_process(client: Client, container: str, pid: int) -> bool:
-    """Return whether `pid` is still the container's main process. If it is, a pidfd or a descriptor
-    of /proc/PID that was opened before this call refers to this process."""
+    """Return whether `pid` is still the container's main process. If so, a pidfd or a descriptor of
+    /proc/PID that was opened before this call refers to the main process."""
     alive = process.stat(pid) is not None
     return alive and client.container_info(container).get("pid", 0) == pid
 

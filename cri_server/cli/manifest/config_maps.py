@@ -253,8 +253,8 @@ def _environment(
 
 
 def _one_of(source: Mapping[str, Any], kinds: Mapping[str, str], path: str) -> tuple[str, str]:
-    """Return (kinds[key], key) for the only key of `source`. Raises UnsupportedField if the key is
-    not in `kinds`, InvalidSpec if `source` has no key or several."""
+    """Return (kinds[key], key) for the only key of `source`. `kinds` has the supported keys: any
+    other key raises UnsupportedField. Raises InvalidSpec if `source` has no key or several."""
     unknown = [key for key in source if key not in kinds]
     if unknown:
         raise UnsupportedField(

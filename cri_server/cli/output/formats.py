@@ -211,8 +211,8 @@ def options(
 def _parse(
     output: str, docker: str | None, template: str | None, formats: Sequence[str]
 ) -> tuple[str, Template | None]:
-    """Return the format, and the parsed template or None, from the options -o, --format (`docker`)
-    and --template. Raises InvalidArgument."""
+    """Return the format, and the parsed template or None, from the values of -o (`output`),
+    --format (`docker`) and --template. Raises InvalidArgument."""
     if docker is not None:
         output = docker if docker in formats else f"go-template={docker}"
     text = next((output.removeprefix(p) for p in TEMPLATES if output.startswith(p)), None)

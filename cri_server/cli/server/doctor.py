@@ -60,7 +60,7 @@ def doctor(context: click.Context, config: Path | None, as_json: bool, show_fine
 def _of_server(context: click.Context) -> dict[str, Any]:
     """Return settings of the server that --address names, as {`table.key`: value}: its socket and,
     if the server answers, its directories and `cgroup.missing_controllers`. Returns no settings
-    without --address."""
+    if no address is given."""
     root = context.find_root()
     if root.get_parameter_source("address") in (None, ParameterSource.DEFAULT):
         return {}

@@ -1,5 +1,4 @@
-"""`pyrunc-cri serve`: runs the server. Each flag has a key in the configuration file and overrides
-it."""
+"""`pyrunc-cri serve`: runs the server. Each flag overrides a key of the configuration file."""
 
 from __future__ import annotations
 
@@ -92,6 +91,6 @@ def require_root() -> None:
 
 
 def _key(value: Any) -> Any:
-    """Convert the value of a flag to that of its configuration key. The tuple of a repeatable flag
-    becomes a list; an empty tuple becomes None."""
+    """Convert the value of a flag to the value of its configuration key. The tuple of a repeatable
+    flag becomes a list; an empty tuple becomes None."""
     return (list(value) or None) if isinstance(value, tuple) else value

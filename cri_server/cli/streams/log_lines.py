@@ -88,8 +88,8 @@ class Log:
             self._files.pop(0).close()
 
     def _open_later(self) -> list[BinaryIO]:
-        """Return the open log files that are newer than the file being read, oldest first. Returns
-        no files until the log is rotated."""
+        """Open the log files that are newer than the file being read, and return them, oldest
+        first. There are none until the log is rotated."""
         own = os.fstat(self._files[0].fileno())
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), own):
