@@ -1,5 +1,5 @@
-"""Checks rules for configuration values that types cannot express, such as the forms of addresses
-and paths. Reads no files.
+"""Checks what the types of configuration values cannot express, such as the forms of addresses and
+paths. Reads no files.
 
 Each check yields an InvalidSpec for each wrong value. The path of this error is `table.key`.
 """

@@ -164,9 +164,9 @@ class RegistryConfig(ConfigTable):
     signature_policy: Annotated[
         str,
         explained(
-            "A file in the format of containers-policy.json(5) that decides which images may be "
-            "pulled, with the requirements insecureAcceptAnything, reject and sigstoreSigned. "
-            "Empty: all images."
+            "A file that decides which images may be pulled, in the format of "
+            "containers-policy.json(5). It may use the requirements insecureAcceptAnything, reject "
+            "and sigstoreSigned. Empty: all images."
         ),
     ] = ""
     no_progress_timeout_s: Annotated[
@@ -277,9 +277,9 @@ class ContainersConfig(ConfigTable):
     restrict_oom_score_adj: Annotated[
         Literal["auto", "always", "never"],
         explained(
-            "Raise the oom_score_adj of a container to the server's own if the container's is "
-            "lower. A server without CAP_SYS_RESOURCE cannot set a value below its own, and such a "
-            "container would not start. auto: raise it if the server lacks the capability."
+            "If a container's oom_score_adj is below the server's own, raise it to the server's "
+            "own. A server without CAP_SYS_RESOURCE cannot set the lower value, so the container "
+            "would not start. auto: raise it if the server lacks the capability."
         ),
     ] = "auto"
     volatile: Annotated[
@@ -322,8 +322,9 @@ class ContainersConfig(ConfigTable):
     device_ownership: Annotated[
         bool,
         explained(
-            "Owner and group of a container's devices are its `runAsUser` and `runAsGroup`, if "
-            "these are not 0. false: owner and group of the host's device."
+            "The devices of a container that is not privileged belong to its `runAsUser` and "
+            "`runAsGroup`, if these are not 0. false: devices have the owner and group that they "
+            "have on the host."
         ),
     ] = False
     pod_annotations: Annotated[
@@ -363,15 +364,15 @@ class ContainersConfig(ConfigTable):
     block_io_classes: Annotated[
         str,
         explained(
-            "A YAML file with classes of block I/O in goresctrl's format, which pods name in the "
+            "A YAML file in goresctrl's format with classes of block I/O. Pods name a class in the "
             "annotation blockio.resources.beta.kubernetes.io/pod. Empty: no classes."
         ),
     ] = ""
     rdt_classes: Annotated[
         str,
         explained(
-            "A YAML file with classes of caches and memory bandwidth (Intel RDT and similar), "
-            "which pods name in the annotation rdt.resources.beta.kubernetes.io/pod. Empty: the "
+            "A YAML file with classes of caches and memory bandwidth (Intel RDT and similar). Pods "
+            "name a class in the annotation rdt.resources.beta.kubernetes.io/pod. Empty: the "
             "classes are the existing groups of resctrl."
         ),
     ] = ""
@@ -385,8 +386,8 @@ class ContainersConfig(ConfigTable):
     foreign_path_timeout_s: Annotated[
         PositiveSeconds,
         explained(
-            "How long a path of the host may take to answer, such as a volume on a network file "
-            "system."
+            "How long a path of the host, such as a volume on a network file system, may take to "
+            "answer."
         ),
     ] = 30.0
 
@@ -397,8 +398,8 @@ class MetricsConfig(ConfigTable):
     address: Annotated[
         str,
         at_restart(
-            "The address that serves them: unix:///PATH, or HOST:PORT such as 127.0.0.1:9477. "
-            "There is no password. Empty: none."
+            "The address that serves metrics and health: unix:///PATH, or HOST:PORT such as "
+            "127.0.0.1:9477. There is no password. Empty: none."
         ),
     ] = ""
 
@@ -421,17 +422,17 @@ class TracingConfig(ConfigTable):
     endpoint: Annotated[
         str,
         at_restart(
-            "The collector, by OTLP over HTTP: http://HOST:4318, or a URL with a path. "
+            "The URL of the collector, for OTLP over HTTP: http://HOST:4318, or a URL with a path. "
             "OpenTelemetry's own variables, such as OTEL_EXPORTER_OTLP_HEADERS, apply too. Empty: "
-            "none. Without the Debian package: pip install 'pyrunc[tracing]'."
+            "none. Without the Debian package, tracing needs pip install 'pyrunc[tracing]'."
         ),
     ] = ""
     sampling: Annotated[
         float,
         msgspec.Meta(ge=0, le=1),
         at_restart(
-            "The share of calls that are sent. A client that sends a `traceparent`, as kubelet "
-            "can, decides for its own calls."
+            "The share of calls whose spans are sent, 0 to 1. A client that sends a `traceparent`, "
+            "as kubelet can, decides for its own calls."
         ),
     ] = 1.0
 
@@ -452,7 +453,8 @@ class NriConfig(ConfigTable):
     plugin_config_dir: Annotated[
         str,
         at_restart(
-            "The configuration of these plugins: the text of INDEX-NAME.conf, else of NAME.conf."
+            "The configuration of the plugins in `plugin_dir`: the text of INDEX-NAME.conf, else "
+            "of NAME.conf."
         ),
     ] = "/etc/nri/conf.d"
     registration_timeout_s: Annotated[

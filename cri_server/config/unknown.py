@@ -1,5 +1,5 @@
 """Finds unknown keys and tables in a configuration. Suggests a key with a similar name, or the
-table that has a key of this name."""
+table to which the unknown key belongs."""
 
 from __future__ import annotations
 
