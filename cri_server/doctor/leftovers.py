@@ -187,7 +187,7 @@ def _stray(top: Path, pattern: re.Pattern[str], recorded: set[str]) -> list[Path
         for name in list(names):
             match = pattern.fullmatch(name)
             if match:
-                # os.walk does not descend then: a container may have made any number of cgroups
+                # Keeps os.walk from descending: a container may have made any number of cgroups
                 # below its own.
                 names.remove(name)
                 if match[1] not in recorded:

@@ -351,9 +351,9 @@ class NriObserver(LifecycleObserver):
     async def update_container(
         self, container: Container, limits: cri.LinuxContainerResources
     ) -> cri.LinuxContainerResources:
-        """Send UpdateContainer; return the limits to set in place of `limits`. The container's lock
-        must be free. Raises PeerError if a plugin refuses, Conflict if two plugins set the same
-        limit, InvalidArgument for a limit outside of CRI's range."""
+        """Send UpdateContainer; return the limits to set in place of `limits`. The caller must not
+        hold the container's lock. Raises PeerError if a plugin refuses, Conflict if two plugins set
+        the same limit, InvalidArgument for a limit outside of CRI's range."""
         merged_limits = convert.from_cri(limits)
         merge = Merge(updated=container.id, limits=merged_limits)
         async with self._lock:

@@ -189,9 +189,9 @@ def save(address: str, names: tuple[str, ...], output: Path | None, quiet: bool)
 
 @contextlib.contextmanager
 def _written(path: Path | None) -> Iterator[BinaryIO]:
-    """Yield a temporary file for the `with` block to write, or stdout if `path` is None. After the
-    block the file is renamed to `path`. If another user has put a symbolic link at `path`, the
-    rename replaces the link and does not follow it."""
+    """Yield the file that the `with` block writes: stdout if `path` is None, `path` itself if it is
+    a special file such as /dev/stdout, else a temporary file. After the block the temporary file is
+    renamed to `path`. If another user has put a symbolic link there, the rename replaces it."""
     if path is None:
         yield sys.stdout.buffer
         return

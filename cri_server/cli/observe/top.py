@@ -102,8 +102,8 @@ def of_group(label: str, init: int) -> Iterator[ProcessUsage]:
 
 def _groups(pid: int) -> dict[str, str]:
     """Return {hierarchy number: cgroup path} for a process; empty if the process has ended. Leaves
-    out root cgroups, because a container is in the root cgroup of every v1 controller that it does
-    not use."""
+    out root cgroups, which contain all processes: a container is in the root cgroup of every v1
+    controller that it does not use."""
     try:
         lines = os.fsdecode(read_file(f"/proc/{pid}/cgroup")).split("\n")[:-1]
     except OSError:
