@@ -137,7 +137,7 @@ _RESOURCES = (
     Option("cpuset-cpus", TEXT, "such as 0-3,7"),
     Option("cpuset-mems", TEXT, "memory nodes"),
     Option("memory", TEXT, "bytes, or with k, m, g; -1 for no limit"),
-    Option("memory-reservation", TEXT, "bytes that are protected"),
+    Option("memory-reservation", TEXT, "bytes that are protected from reclaim"),
     Option("memory-swap", TEXT, "memory and swap together, -1 for no limit"),
     Option("kernel-memory", TEXT, "has no effect"),
     Option("kernel-memory-tcp", TEXT, "has no effect"),
@@ -155,7 +155,7 @@ _IMAGES = (
     Option("file-locks", FLAG, "allow file locks"),
     Option("lazy-pages", FLAG, "transfer memory on demand, after the restore"),
     Option("link-remap", FLAG, "allow files that were deleted"),
-    Option("auto-dedup", FLAG, "remove pages from earlier dumps that a later dump has"),
+    Option("auto-dedup", FLAG, "remove from earlier dumps the pages that a later dump has"),
     Option("manage-cgroups-mode", TEXT, "soft, full, strict or ignore", metavar="MODE"),
     Option("empty-ns", LIST, "network: leave the namespace empty", metavar="NAMESPACE"),
 )

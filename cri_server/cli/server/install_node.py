@@ -39,7 +39,7 @@ from pyrunc.errors import Error
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     default="/",
     show_default=True,
-    help="The root of the machine; with another one no command is executed.",
+    help="The root of the machine. With a root other than / no command is executed.",
 )
 def install_node(
     uninstall: bool, purge: bool, dry_run: bool, kubelet: bool, start: bool, root: Path

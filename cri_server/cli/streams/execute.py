@@ -187,8 +187,8 @@ def exec_(
 @click.argument("container", shell_complete=completion.both)
 @click.pass_obj
 def attach(address: str, stdin: bool, tty: bool, detach_keys: str, container: str) -> None:
-    """Connect this terminal to the main process of CONTAINER, to its stdout, stderr and, with
-    --stdin, its stdin.
+    """Connect this terminal to the main process of CONTAINER: show its stdout and stderr, and with
+    --stdin pass stdin to it.
 
     CONTAINER is an id, NAME, POD/NAME, NAMESPACE/POD/NAME, or the name of a pod with one container.
     If the container exits during the session, `attach` exits with the code of the container.
