@@ -1,7 +1,7 @@
 """An unpatched static busybox, built once into the cache folder.
 
-Debian's drops variables from the environment whose names are not a shell's, such as `data-1`, which
-Kubernetes' tests set.
+Debian's busybox drops environment variables whose names no shell accepts, such as `data-1`.
+Kubernetes' tests set such variables.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _source(work: Path) -> Path:
 
 
 def _build(source: Path) -> Path:
-    """Build all applets of the default configuration, which is dynamic."""
+    """Build the default configuration without the applets LEFT_OUT, as a static program."""
     _make(source, "defconfig")
     config = (
         (source / ".config").read_text().replace("# CONFIG_STATIC is not set", "CONFIG_STATIC=y")

@@ -29,7 +29,8 @@ WEAKENED = {
 
 
 def in_the_guest(whole_files: str) -> str:
-    """Return pytest's arguments for those that are not in files that the guest runs whole."""
+    """Return the tests of WEAKENED as pytest's arguments, except those in `whole_files`: the guest
+    runs these files as a whole."""
     return " ".join(
         f"{file}::{test}"
         for file, tests in WEAKENED.items()

@@ -186,7 +186,8 @@ def build_package(suite: str, out: Path) -> Path:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings for package sources; a folder of this machine is missing inside."""
+    """Return pip's settings from the environment, without PIP_FIND_LINKS: its folder does not exist
+    in the machine."""
     return {
         name: value
         for name, value in os.environ.items()

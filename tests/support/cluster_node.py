@@ -1,6 +1,6 @@
-"""One node of a cluster: a network namespace with an uplink, our server in it, and kubelet; where
-several nodes share the machine, a mount namespace too, in which the folders of the others are
-empty.
+"""One node of a cluster: a network namespace with an uplink, in which our server and kubelet run.
+Where several nodes share the machine, each also has a mount namespace, in which the folders of the
+others are empty.
 
 Nodes are plugged into a `Switch`, a namespace with a bridge. The machine itself is plugged in as
 well, so that tests reach nodes by their addresses.
@@ -56,8 +56,8 @@ class Switch:
         self.name, self._outside = f"{name}-switch", f"{name[:12]}-up"
 
     def make(self) -> None:
-        """Make the namespace and the machine's link, whose end in it is up before any node is
-        connected."""
+        """Make the namespace, and a veth pair that connects this machine to its bridge; the inner
+        end is up before any node is connected."""
         _run("ip netns add", self.name)
         _run("ip -n", self.name, "link add nodes type bridge")
         _run("ip -n", self.name, "link set nodes up")
@@ -67,7 +67,7 @@ class Switch:
         _run("ip link set", self._outside, "up")
 
     def remove(self) -> None:
-        """Undo `make`; all links end with the namespace."""
+        """Undo `make`; all network devices end with the namespace."""
         subprocess.run(["ip", "link", "del", self._outside], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
@@ -140,7 +140,7 @@ class Node:
         switch.plug(self.name, self.host, self.address, self.address6)
 
     def remove_network(self) -> None:
-        """Undo `make_network`; the links end with the namespaces."""
+        """Undo `make_network`; the network devices end with the namespaces."""
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
         if self.switch is not None:
             self.switch.remove()

@@ -63,7 +63,7 @@ systemctl enable --now containerd
 
 
 def install(guest: Guest, folder: Path) -> None:
-    """containerd, running, on a guest with the disk `containerd`; `folder` is for the image of its
-    sandboxes."""
+    """Install and start containerd on a guest with the disk `containerd`; `folder` is for the image
+    of its sandboxes."""
     guest.ssh(INSTALL)
     guest.ssh("ctr -n k8s.io images import --local -", stdin=pause_archive(folder).read_bytes())

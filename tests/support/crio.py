@@ -38,10 +38,10 @@ def peer() -> Path:
 
 
 def _build(out: Path) -> None:
-    """Compile CRI-O, and pinns, its C program that pins namespaces.
+    """Compile CRI-O and its C program pinns, which pins namespaces.
 
-    The build is in a copy of the module, because its go.sum has checksums of modules that the
-    checksum database does not serve.
+    Both are built in a copy of CRI-O's module, so that the module's own go.sum counts: it has
+    checksums of modules that the checksum database does not serve.
     """
     source = toolchain.cache() / "src" / f"crio-{VERSION}"
     source.mkdir(parents=True, exist_ok=True)

@@ -131,7 +131,7 @@ class Flannel:
         )
 
     def stop(self) -> None:
-        """End the daemons; their links and routes stay with the nodes."""
+        """End the daemons; their network devices and routes stay on the nodes."""
         for daemon in self.daemons.values():
             daemon.stop()
 

@@ -49,7 +49,7 @@ def run(
 
 
 def specs(report: Path) -> list[Spec]:
-    """Return the specs of a JSON report, and the failures beside them; empty when the run ended
+    """Return the specs of a JSON report, and failures outside of specs; empty when the run ended
     before the report was written."""
     if not report.exists():
         return []

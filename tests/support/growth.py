@@ -1,14 +1,14 @@
 """Measures how the work of a parser grows with its input: the CPU time for one input against that
 for an input of twice the size.
 
-CPU time of this process leaves out the work of other processes, and the least of several rounds
-leaves out most of their disturbance (caches, a second thread of the core). Both sizes are measured
-in turns, so that a slow phase of the machine affects both. Linear work doubles, quadratic work
-quadruples; the limit lies between. Linear work jumps once where memory no longer fits a cache or an
-allocator's arena. Therefore work that grows too fast between two sizes is measured again between
-the next sizes and, at the input's limit, between smaller ones. Quadratic work fails at every size.
-A first size that is too quick to be measured is doubled until it can be measured, or until the
-input's own limit: work that is this cheap at the limit is no attack.
+The CPU time of this process does not contain the work of other processes. The least of several
+rounds contains little of their disturbance (caches, a second thread of the core). Both sizes are
+measured in turns, so that a slow phase of the machine affects both. Linear work doubles, quadratic
+work quadruples; the limit lies between. The time of linear work jumps once, where memory no longer
+fits a cache or an allocator's arena. Therefore work that grows too fast between two sizes is
+measured again between the next sizes and, at the input's limit, between smaller ones. Quadratic
+work fails at every size. A first size that is too quick to be measured is doubled until it can be
+measured, or until the input's own limit: work that is this cheap at the limit is no attack.
 """
 
 from __future__ import annotations

@@ -323,7 +323,8 @@ def _install_dependencies(root: Path, architecture: Architecture) -> None:
 
 
 def _platforms(version: str, architecture: Architecture) -> list[str]:
-    """Return pip's options for wheels that fit Python `version` there."""
+    """Return pip's options for wheels that fit Python `version` on a machine of that
+    architecture."""
     names = [f"manylinux_2_{minor}" for minor in (17, 24, 26, 28, 34)] + ["manylinux2014"]
     platforms = [f"--platform={name}_{architecture.python}" for name in names]
     return ["--only-binary=:all:", f"--python-version={version}", *platforms]

@@ -1,8 +1,8 @@
 """Read-only disks for the guest: big files reach it at the speed of a disk, not of ssh under
 emulation.
 
-A disk is a named ext4 image in the cache folder, made by `mke2fs -d` without mounting anything; the
-same files (by path, size and time of change) are the same disk.
+A disk is a named ext4 image in the cache folder, made by `mke2fs -d` without mounting anything.
+Files with the same paths, sizes and times of change make the same disk.
 """
 
 from __future__ import annotations

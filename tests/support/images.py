@@ -15,8 +15,8 @@ PAUSE = Path(__file__).parents[2] / "pyrunc/native/pause"
 
 
 def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage]]) -> Path:
-    """Return a docker-archive `name`-… of the images (name -> image) that `make` returns, made once
-    for each `recipe`."""
+    """Return a docker-archive of the images that `make` returns (name -> image). The archive,
+    called `name`-…, is made once for each `recipe`."""
     key = hashlib.sha256(recipe.encode()).hexdigest()[:12]
     path = toolchain.cache() / "images" / f"{name}-{key}.tar"
     if not path.exists():
@@ -40,8 +40,8 @@ def of_program(program: Path, place: str, **config: object) -> BuiltImage:
 
 
 def with_files(base: BuiltImage, files: build.Files, **config: object) -> BuiltImage:
-    """Return `base` with another layer, if there are files, and with a shell where `config` has no
-    command."""
+    """Return `base` with a layer of `files`, if there are any. Its command is that of `config`, by
+    default a shell."""
     layers = [*base.layers, build.layer(files)] if files else base.layers
     return build.image(layers, {"Cmd": ["sh"], **config})
 

@@ -1,5 +1,5 @@
-"""Builds k3s from its Go module into the cache: the program inside its release, which is server,
-agent and, under that name, kubectl.
+"""Builds k3s from its Go module into the cache: the program inside its release. It is server and
+agent, and kubectl if called by that name.
 
 `python -m tests.support.k3s` builds it and prints its folder. The release's other programs, such as
 its CNI plugins, are not in this module.

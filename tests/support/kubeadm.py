@@ -101,8 +101,8 @@ class Cluster:
         self._publish_address()
 
     def _publish_address(self) -> None:
-        """Put the address that guests reach into cluster-info, where kubeadm has put the
-        administrator's."""
+        """Put the address by which guests reach the API server into the ConfigMap cluster-info, in
+        place of the administrator's."""
         kubeconfig = self.run(
             "kubectl -n kube-public get configmap cluster-info -o 'jsonpath={.data.kubeconfig}'"
         )

@@ -2,9 +2,9 @@
 
 Always counted: descriptors and children of the test's process, and objects of this session:
 processes with the session's mark in their environment or in the name of their cgroup, and their
-descendants; mounts in folders of the session; network namespaces, links and cgroups with the mark
-in their names. A process is identified by pid and start time; its name may change in between (a
-zygote changes its own after execve).
+descendants; mounts in folders of the session; network namespaces, network devices and cgroups with
+the mark in their names. A process is identified by pid and start time; its name may change in
+between (a zygote changes its own after execve).
 
 With `PYRUNC_LEDGER=machine`, as in CI, all objects of the machine count: also a leak under an
 unexpected name, nftables with their elements, and every process that runs one of the project's
@@ -108,8 +108,8 @@ def nothing_left(by: str, *, of_machine: bool = True) -> Iterator[None]:
 
 
 def descriptors() -> set[str]:
-    """Return `number -> target` of this process, except the descriptors of this listing and the
-    launcher's copy, made once and cached."""
+    """Return the descriptors of this process as `number -> target`, without the one of this listing
+    and without the launcher's memfd, which is made once and stays open."""
     targets = set()
     for number in _listing("/proc/self/fd"):
         try:
@@ -176,8 +176,8 @@ def our_processes(there: Processes) -> dict[str, str]:
 
 
 def _of_other_workers(there: Processes) -> set[str]:
-    """Return the other workers of a parallel run, and processes with their marks. A fork of a
-    worker has the mark of all workers."""
+    """Return the pids of the other workers of a parallel run, and of processes with their marks. A
+    fork of a worker shows only the mark that all workers share."""
     workers: set[str] = set()
     if "PYTEST_XDIST_WORKER" in os.environ:
         workers = {*_children(f"/proc/{os.getppid()}/task/{os.getppid()}")} - {str(os.getpid())}
@@ -254,7 +254,8 @@ def cgroup_root() -> str:
 
 
 def nftables() -> set[str]:
-    """Return the ruleset without its counters, one entry per line, with its position."""
+    """Return the lines of the ruleset without counters, each after the headings of the blocks that
+    contain it."""
     listing = subprocess.run(
         ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
     ).stdout
@@ -277,7 +278,7 @@ def _is_own(name: str) -> bool:
 
 
 def _is_no_others(name: str) -> bool:
-    """Return whether the object belongs to no other worker of this run."""
+    """Return False if the object belongs to another worker of this run."""
     in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(
         f in name for f in FOLDERS
     )
@@ -299,7 +300,8 @@ class Process:
     since: str
 
     def labels(self) -> dict[str, str]:
-        """Return entries by pid and start time, so that a reused pid is another process."""
+        """Return the process's description by its pid and start time, so that a reused pid counts
+        as another process."""
         dead = " zombie" if self.state == "Z" else ""  # the states R, S and D change all the time
         return {f"{self.pid} since {self.since}{dead}": f"{self.pid} ({self.name}){dead}"}
 

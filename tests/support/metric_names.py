@@ -1,5 +1,5 @@
-"""Names of the metrics of pods that critest knows; its suite asks for those that it does not
-excuse."""
+"""Names of the metrics of pods that critest knows. It demands each of them, except those that it
+excuses."""
 
 from __future__ import annotations
 

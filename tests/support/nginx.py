@@ -47,7 +47,8 @@ def _image() -> Mapping[str, BuiltImage]:
 
 
 def _additions(base: bytes) -> bytes:
-    """Return the files that configuring the packages would have made."""
+    """Return a layer with the files that an installation would make when it configures the
+    packages."""
     folders = {
         "run": build.directory(),
         "var/lib/nginx": build.directory(),

@@ -1,11 +1,11 @@
 """Decides which of two workers of pytest-xdist runs which tests (`make test`: -n 2).
 
-The ledger counts the machine, so tests whose groups, links, mounts or namespaces may have any name
-run one after the other, in one worker. The other worker starts with the guest, an emulator that
-occupies a processor for minutes. Then come files whose tests create no object of the machine, or
-only objects with their worker's mark: each file runs on any free worker, and the worker that counts
-the machine leaves the marked objects to the other. Without workers all run in the order of their
-files.
+The ledger counts the machine, so tests whose cgroups, network devices, mounts or namespaces may
+have any name run one after the other, in one worker. The other worker starts with the guest, an
+emulator that occupies a processor for minutes. Then come files whose tests create no object of the
+machine, or only objects with their worker's mark: each file runs on any free worker, and the worker
+that counts the machine leaves the marked objects to the other. Without workers all run in the order
+of their files.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def in_order(items: Sequence[Item], paths: Sequence[str]) -> list[Item]:
 
 
 def scheduler(config: Any, log: Any) -> Any:
-    """Return xdist's scheduler for scopes, with these units as scopes, in collection order."""
+    """Return an xdist scheduler that gives all tests of a unit to one worker, in collection
+    order."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Units(LoadScopeScheduling):  # type: ignore[misc]

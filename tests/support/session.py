@@ -2,9 +2,9 @@
 that mark.
 
 Several sessions and other programs may share a machine. Objects that a session makes outside of its
-folders (cgroups, named network namespaces, links) have the mark in `name(…)`, so that the ledger
-can tell them from those that others make meanwhile. The marks of one run's workers differ in the
-last letter only.
+folders (cgroups, named network namespaces, network devices) have the mark in `name(…)`, so that the
+ledger can tell them from those that others make meanwhile. The marks of one run's workers differ in
+the last letter only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def mark() -> str:
 
 
 def of_another_worker(text: str) -> bool:
-    """Return whether the text has the mark of another worker of this run, and not this one's."""
+    """Return whether the text has the mark of another worker of this run, and not this worker's
+    own."""
     own = mark()
     return bool(own) and own not in text and any(own[:-1] + letter in text for letter in _LETTERS)
 

@@ -1,4 +1,5 @@
-"""The client's side of a SPDY/3.1 connection, as kubectl has it: the product has the server's."""
+"""The client's side of a SPDY/3.1 connection, as in kubectl; the product has only the server's
+side."""
 
 from __future__ import annotations
 

@@ -115,8 +115,8 @@ def build_module(
     tags: str = "",
     cgo: bool = False,
 ) -> None:
-    """Build `packages` into `out`, in a module of ours that requires `path@version`, or several
-    with spaces between."""
+    """Build `packages` into `out`, in a module of ours. `requirements`: the required modules
+    (`path@version`), separated by spaces."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
     (source / "go.mod").write_text(
