@@ -55,8 +55,8 @@ def folders_of_the_session(
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail an integration test that leaks descriptors, children, mounts, links, cgroups or
-    processes."""
+    """Fail an integration test that leaks descriptors, children, mounts, network devices, cgroups
+    or processes."""
     part = request.path.relative_to(TESTS).parts[0]
     if part not in INTEGRATION:
         yield

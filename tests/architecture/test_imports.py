@@ -170,7 +170,8 @@ def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def room_of(module: str, rank: dict[str, int]) -> str:
-    """Return the room of `package.room.file`: "room.file" where that has its own place."""
+    """Return the name by which `rank` lists the module `package.room.file`: "room.file", or else
+    "room"."""
     _, room, file, *_ = [*module.split("."), "", ""]
     return f"{room}.{file}" if f"{room}.{file}" in rank else room
 

@@ -123,7 +123,8 @@ def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> No
 
 
 def others(benches: list[Bench]) -> dict[str, Sequence[Row]]:
-    """Run the measurements for one pod at a time."""
+    """Return the rows that are measured only with one pod at a time, by the title of their
+    table."""
     samples = [bench.samples for bench in benches]
     return {
         MEMORY_TITLE: rates(benches, MEMORY),

@@ -32,7 +32,8 @@ class Crio:
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
-        """Take the names; `mounts` is the file of a mount namespace that CRI-O's copies."""
+        """Take the settings. CRI-O gets a copy of the mount namespace of the file `mounts`; "": of
+        the present one."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "state/crio.sock"
         self.program = Program("crio", folder)
@@ -105,7 +106,7 @@ class Crio:
 
     def _write_configuration(self) -> None:
         """Write its configuration, with `folder`/state in place of /run. No signature policy is
-        named: with one CreateContainer demands `user_specified_image` of its ImageSpec."""
+        named, because with one, CRI-O demands `user_specified_image` in CreateContainer."""
         net = self.folder / "net.d"
         net.mkdir(parents=True, exist_ok=True)
         (self.folder / "state").mkdir(exist_ok=True)
@@ -151,8 +152,8 @@ class Crio:
 
 
 def _without_v2(text: str) -> str:
-    """Return /proc/cgroups (cgroups(7)) with those controllers off that are in no hierarchy of
-    version 1."""
+    """Return `text`, which is /proc/cgroups (cgroups(7)), with those controllers off that no
+    hierarchy of version 1 has."""
     rows = [line.split() for line in text.splitlines()]
     return "".join("\t".join([*row[:3], "0"] if row[1] == "0" else row) + "\n" for row in rows)
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def of_a_server(namespace: str) -> list[int]:
-    """Return the processes in the network namespace of this name, and the pause processes that
-    are children of these and have a pod's."""
+    """Return the processes in the network namespace of this name, and their children that are pause
+    processes in a pod's namespace."""
     file = os.stat(f"/run/netns/{namespace}")
     parents: dict[int, int] = {}
     inside: set[int] = set()
@@ -35,7 +35,7 @@ def private_kib(processes: Collection[int]) -> int:
 
 
 def pss_kib(processes: Collection[int]) -> int:
-    """Return their proportional set size in KiB: shared memory counts once."""
+    """Return the processes' proportional set size in KiB: shared memory counts once."""
     return _kib(processes, ("Pss:",))
 
 

@@ -49,7 +49,7 @@ class Server:
         return memory.of_a_server(self.namespace)
 
     def helpers(self) -> list[int]:
-        """Return the same without the server's own process."""
+        """Return `processes` without the server's own process."""
         return [pid for pid in self.processes() if pid != self.program.pid]
 
     def kill_and_launch(self) -> None:

@@ -27,7 +27,7 @@ _calls, _connect_keeper = ShimPod._calls, KeeperLink.__init__
 
 
 def calls_of_protocol_2(pod: ShimPod) -> list[Handler]:
-    """Return the calls of a pod, with `keep`."""
+    """Return the calls of a pod's shim in protocol 2, which has the call `keep`."""
 
     def keep(call: ShimCall, request: Keep) -> None:
         if request.container is not None:
@@ -43,7 +43,7 @@ def calls_of_protocol_2(pod: ShimPod) -> list[Handler]:
 
 
 def without_keeper(link: KeeperLink, loop: EventLoop, folder: str | None) -> None:
-    """Make the link of a shim that knows no keeper."""
+    """Leave `link` without a connection, because this version's shims know no keeper."""
     _connect_keeper(link, loop, None)
 
 

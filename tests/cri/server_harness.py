@@ -225,7 +225,8 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Return the server's pid (nsenter execs)."""
+        """Return the server's pid, which is that of nsenter, because nsenter executes the
+        server."""
         assert self._process is not None
         return self._process.pid
 

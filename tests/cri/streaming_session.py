@@ -21,7 +21,7 @@ STDIN, STDOUT, STDERR, ERROR, CLOSE = 0, 1, 2, 3, 255
 
 
 def open_session(server: Server, url: str, protocol: str = "v5.channel.k8s.io") -> ClientConnection:
-    """Connect to the server's loopback, which is in its network namespace."""
+    """Connect to the server's loopback address, in the server's network namespace."""
     place: dict[str, Any] = {}
 
     def dial() -> None:

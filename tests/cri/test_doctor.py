@@ -98,8 +98,8 @@ def test_doctor_checks_a_running_server(server: Server) -> None:
 
 
 def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
-    """The folders come from the server's status. The remedy for a missing server has no systemctl
-    without systemd."""
+    """The folders come from the server's status. Without systemd, the remedy for a missing server
+    does not name systemctl."""
 
     def results(address: str) -> dict[str, dict[str, str]]:
         command = [*PROGRAM, "--address", address, "doctor", "--json"]

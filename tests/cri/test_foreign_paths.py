@@ -168,9 +168,9 @@ def test_a_start_that_waits_for_the_volume_delays_no_other_start(
 def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
     server: Server, volume: fuse.Volume
 ) -> None:
-    """The server sets an empty HOME when it creates the container, here to `/`, because the passwd
-    file of the volume has no line for the user. An exec with an empty HOME waits for the volume.
-    Meanwhile the shim serves other calls."""
+    """An empty HOME becomes `/`, because the passwd file on the volume has no line for the user.
+    The server sets it when it creates the container. An exec with an empty HOME waits for the
+    volume; meanwhile the shim serves other calls."""
     pod = server.run_pod()
     passwd = api.Mount(container_path="/etc/passwd", host_path=str(volume.path / "file"))
     config = container_config(server, passwd, name="first")

@@ -92,9 +92,8 @@ def test_the_exit_code_of_a_killed_shims_container_is_reported(
 
 
 def test_a_killed_keeper_loses_at_most_exit_codes_of_its_own_time(server: Server) -> None:
-    """Only the exit code of a container is lost whose shim is killed after the keeper: init reaps
-    the container, and the kernel does not report the code. Pods of the next shims are not affected.
-    """
+    """Only containers whose shim is killed after the keeper lose their exit codes: init reaps them,
+    and the kernel does not report the codes. Pods of the next shims are not affected."""
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("exit 42")))
     server.wait_logged(container, "ready")

@@ -174,8 +174,8 @@ def failures(log: Log, verb: str) -> list[dict[str, Any]]:
 
 
 def test_failures_of_the_node_are_warnings(server: Server) -> None:
-    """UNIMPLEMENTED answers a valid request, so the node's administrator must find it in the
-    log."""
+    """UNIMPLEMENTED means that the request is valid and the node cannot do it, so the log warns the
+    node's administrator."""
     pod = server.run_pod(server.pod_config("unable"))
     config = server.container_config()
     config.linux.security_context.apparmor.CopyFrom(

@@ -128,7 +128,7 @@ def test_metrics_count_the_calls_of_a_pods_life(server: Server, address: Path) -
 
 
 def test_metrics_include_the_series_of_pods(server: Server, address: Path) -> None:
-    """The same series that kubelet makes of ListPodSandboxMetrics."""
+    """They are the series that kubelet makes from ListPodSandboxMetrics."""
     container = server.launch(server.run_pod())
     samples = of_pods(address)
     own = [s for s in samples if s.labels["id"] == container]

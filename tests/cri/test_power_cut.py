@@ -99,10 +99,11 @@ def test_an_interrupted_removal_is_finished_after_a_power_cut(
 
 
 def nothing_left(server: Server) -> None:
-    """Check that neither records nor leases, damaged ones or temporary files remain.
+    """Check that no record, lease, damaged file or temporary file remains.
 
     Waits for GC of the CNI plugins, which the server runs after its start. Only GC removes a lease
-    that the power cut has emptied. (`leaving` waits for links to disappear.)"""
+    that the power cut has emptied. (Files in `leaving` stay until their network devices
+    disappear.)"""
 
     def left() -> list[Path]:
         return [

@@ -215,7 +215,8 @@ def test_a_shim_that_answers_late_keeps_its_pod(server: Server) -> None:
 
 
 def test_a_stop_uses_a_shim_that_answers_again(server: Server) -> None:
-    """The grace period also holds for a shim that answers only while the stop waits for it."""
+    """The shim answers only while the stop waits for it: the container still gets its grace
+    period."""
     pod = server.run_pod()
     container = server.launch(
         pod, named(server, "ends", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
@@ -325,8 +326,8 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
 
 
 def test_a_stop_is_known_without_its_record(server: Server) -> None:
-    """A stop may leave the record unchanged: a stopped pod is not ready after a restart, and
-    another boot ends it anyway."""
+    """A stop may leave the record unchanged: a restarted server finds that the pod is not ready,
+    and a reboot ends the pod anyway."""
     pod, other = server.run_pod(), server.run_pod(host_network=True)
     records = [server.root / "sandboxes" / f"{each}.json" for each in (pod, other)]
     before = [record.stat().st_ino for record in records]
@@ -470,8 +471,8 @@ def nothing_left(server: Server) -> None:
 
 
 def nothing_but_networks(server: Server) -> None:
-    """Check that nothing is left, except the names of namespaces while a plugin does not release
-    their networks, for DEL."""
+    """Check that nothing is left, except the names of network namespaces: DEL needs them until the
+    plugin releases the networks."""
     assert not server.pods() and not server.containers()
     for folder in (
         server.state / "sandboxes",
@@ -675,8 +676,8 @@ def _removed(group: Path) -> bool:
 
 
 def test_the_error_names_a_full_folder() -> None:
-    """The disk has space, but not the tmpfs of the state, or the file system of the network's
-    records."""
+    """The tmpfs of the state, or the file system of the network's records, is full; the disk is
+    not."""
     with Server() as server:
         server.load_image()
         pod = server.run_pod()

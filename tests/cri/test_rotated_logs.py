@@ -21,7 +21,7 @@ WRITER = (
 
 
 def run(server: Server, command: str, limits: str) -> str:
-    """Return the id of a container of a pod of `run`."""
+    """Make a pod with `pyrunc-cri run`; return the id of its container."""
     path = server.folder / "pod.yaml"
     path.write_text(f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: talks, annotations: {{{ANNOTATION}: {limits}}}}}, spec: {{containers: [

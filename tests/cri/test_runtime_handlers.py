@@ -303,8 +303,8 @@ def test_an_unknown_handler_is_refused(server: Server) -> None:
 
 
 def test_images_are_the_same_for_all_handlers(server: Server) -> None:
-    """With the gate RuntimeClassInImageCriApi kubelet keeps an image if a container uses it whose
-    handler is the image's handler in the list."""
+    """With the gate RuntimeClassInImageCriApi kubelet keeps an image if a container with the same
+    handler uses it. Lists give both the same handler."""
     with pytest.raises(grpc.RpcError, match="unknown runtime handler 'kata'") as refused:
         server.image.PullImage(
             api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata"))

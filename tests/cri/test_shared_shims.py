@@ -123,7 +123,8 @@ def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
 
 
 def test_pods_go_to_the_shims_that_answer(server: Server) -> None:
-    """The stopped shim refuses the request when it goes on."""
+    """One of two shims is stopped: the other gets the pods. The stopped shim refuses their requests
+    when it continues."""
     stopped, other = shims(server)
     os.kill(stopped, signal.SIGSTOP)
     try:

@@ -41,7 +41,7 @@ own_server = server_fixture("function", network=False)
 
 @contextlib.contextmanager
 def stopped_at(pids: set[int], call: str, when: str) -> Iterator[None]:
-    """Stop the processes and their forks at their first such system call, before it (`enter`) or
+    """Stop the processes and their forks at their first system call `call`, before it (`enter`) or
     after it (`exit`), until the end of the block, also when they are killed."""
     attached = [word for pid in pids for word in ("-p", str(pid))]
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
@@ -231,7 +231,7 @@ def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Serve
 
 
 def test_a_container_that_runs_unknown_to_the_server_ends_with_its_pod(server: Server) -> None:
-    """As after the kill of a server whose StartContainer the shim had not answered yet."""
+    """This happens when a server is killed before the shim has answered its StartContainer."""
     pod = server.run_pod(host_network=True)
     container = server.create(pod)
     asyncio.run(start_unknown(server, pod, container))

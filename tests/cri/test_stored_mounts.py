@@ -125,7 +125,7 @@ def test_a_server_in_another_mount_namespace_makes_its_own_mounts(server: Server
 
 
 def test_mounts_in_systemds_store_move_to_the_keeper(tmp_path: Path) -> None:
-    """A build before the keeper has left one there; no process of the server inherits it."""
+    """A version without a keeper has left a mount there. No process of the server inherits it."""
     with (
         ServiceManager(tmp_path) as manager,
         Server(network=False, settings={"images": {"store": "erofs"}}, manager=manager) as server,

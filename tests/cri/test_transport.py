@@ -501,7 +501,7 @@ def test_cached_messages_follow_the_state(server: Server) -> None:
 
 
 def _state(server: Server, pod: str, container: str) -> int:
-    """Return the state, on which all replies agree, with their other fields."""
+    """Return the container's state. All replies must agree on it and on its other fields."""
     status = server.status(container)
     verbose = api.ContainerStatusRequest(container_id=container, verbose=True)
     assert server.runtime.ContainerStatus(verbose, timeout=10).status == status

@@ -117,7 +117,7 @@ def reading(server: Server) -> api.ContainerConfig:
 
 
 def feed(server: Server, container: str) -> None:
-    """Send a line to a container of `reading` and the end of its input; it ends."""
+    """Send a line and the end of stdin to a container of `reading`, which then ends."""
     assert server.status(container).state == api.CONTAINER_RUNNING
     request = api.AttachRequest(container_id=container, stdin=True, stdout=True)
     with open_session(server, server.runtime.Attach(request).url) as session:

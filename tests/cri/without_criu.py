@@ -92,8 +92,8 @@ def launch_counting(server: Server) -> str:
 
 
 def archive(path: Path, *members: tuple[str, bytes | str | None], **config: Any) -> str:
-    """Write a tar of files, folders (None) and links (text); with the documents of a checkpoint,
-    unless they are named."""
+    """Write a tar of `members`: files, folders (None) and links (text). A checkpoint's documents
+    are added, unless `members` names them."""
     named = {name for name, _ in members}
     documents = {
         "config.dump": {"name": "c", "rootfsImageName": IMAGE, **config},

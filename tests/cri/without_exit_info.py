@@ -1,5 +1,5 @@
-"""A server and shims on a kernel that does not report how a process has ended that another process
-has reaped, as before Linux 6.15 (PIDFD_INFO_EXIT): started as `python -m
+"""A server and shims as on a kernel before Linux 6.15, without PIDFD_INFO_EXIT: they cannot learn
+the exit code of a process that another process has reaped. Started as `python -m
 tests.cri.without_exit_info serve …`."""
 
 from __future__ import annotations

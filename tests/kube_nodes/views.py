@@ -64,13 +64,13 @@ def links(node: AnyNode, *arguments: str) -> list[dict[str, Any]]:
 
 
 def link_names(node: AnyNode) -> set[str]:
-    """Return the node's links, from /proc."""
+    """Return the names of the node's network devices, from /proc."""
     lines = node.output("cat /proc/net/dev").splitlines()[2:]
     return {line.partition(":")[0].strip() for line in lines}
 
 
 def ports(node: AnyNode, bridge: str = "cni0") -> list[str]:
-    """Return the links on the node's bridge."""
+    """Return the names of the network devices on the node's bridge."""
     return [link["ifname"] for link in links(node, "master", bridge)]
 
 

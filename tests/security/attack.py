@@ -79,8 +79,8 @@ class Canary:
 
 
 class Outside:
-    """The state of the host that a container could damage, at one moment. Mounts are the
-    ledger's."""
+    """The state of the host that a container could damage, at one moment. The ledger compares
+    mounts."""
 
     def __init__(self) -> None:
         self.facts: dict[str, Any] = {

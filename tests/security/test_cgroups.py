@@ -46,8 +46,9 @@ def groups() -> set[str]:
     ],
 )  # fmt: skip
 def test_names_of_limits_cannot_be_other_files(runtime: Runtime, resources: dict[str, Any]) -> None:
-    """runc #4103: names of limits are names of files. The names are refused, and our own process
-    stays in its group, from which a 0 in the root's cgroup.procs would have moved it."""
+    """runc #4103: names of limits become names of files. Names that lead to other files are
+    refused, and our own process stays in its group, from which a 0 in the root's cgroup.procs would
+    have moved it."""
     before = Path("/proc/self/cgroup").read_text()
 
     def change(config: Config) -> None:

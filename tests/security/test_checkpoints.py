@@ -137,9 +137,9 @@ def test_images_that_criu_refuses_leave_nothing(
 
 
 def test_only_pipes_and_files_of_other_mounts_are_replaced_by_descriptors() -> None:
-    """Names of the list become options of CRIU: this file is to be replaced by our descriptor. Only
-    a pipe or a file of another mount is replaced, by its numbers, and no other name gets our
-    descriptors."""
+    """The names in a dump's list of streams become options by which CRIU replaces a file by our
+    descriptor. Only a pipe or a file of another mount, named by its numbers, is replaced; no other
+    name gets our descriptors."""
     assert is_external("pipe:[123]") and is_external("file[1a:2f]")
     for name in (
         *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]",

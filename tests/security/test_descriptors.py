@@ -208,8 +208,8 @@ def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> 
 
 
 def test_only_passed_sockets_of_systemd_reach_the_container(runtime: Runtime) -> None:
-    """Socket activation passes the sockets of systemd, and only these, whatever the variable says.
-    The kernel's list inside shows them."""
+    """Socket activation passes only the sockets of systemd, whatever LISTEN_FDS says. The kernel's
+    list inside shows them."""
     runtime.program = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *runtime.program]
     for text, most in (
         ("1", 5),

@@ -107,9 +107,9 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
 @pytest.mark.parametrize("kind", OVER_LINKS)
 def test_a_layer_whose_names_need_too_many_steps_is_refused(take: Take, kind: str) -> None:
     """CWE-400, CWE-59: the names lead through links with targets of 4,000 bytes, or through
-    hundreds of directories. Without a limit, 13 kB of gzip took 22 seconds of one of two turns.
-    The limit of steps is proportional to the layer's entries: 8 such names are within it, and 60
-    exceed it."""
+    hundreds of directories. Without a limit, 13 kB of gzip occupied one of two layer jobs for 22
+    seconds. The limit of steps is proportional to the layer's entries: 8 such names are within it,
+    and 60 exceed it."""
     take(raw_tar(*OVER_LINKS[kind](8)))
     with pytest.raises(BadLayer, match="steps over directories and links for"):
         take(raw_tar(*OVER_LINKS[kind](60)))
@@ -197,8 +197,8 @@ def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CWE-407: an undescribed directory has the attributes of the layers below, and the server
-    looked for each one in each of 500 layers. It does not look into a layer without the parent, and
-    into the others only as often as the number of such directories allows."""
+    looked for each one in each of 500 layers. Now it skips layers without the parent directory. How
+    often it looks into the others is limited by the number of undescribed directories."""
     chain = _Chain(tmp_path / "layers")
     chain.add(("a", directory(0o700, uid=7)))
     for number in range(30):
@@ -285,9 +285,9 @@ def test_sparse_files_are_charged_by_blocks(store: str) -> None:
 
 
 def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: Path) -> None:
-    """CWE-400: layers that are written at the same time each had the limit of the space that was
-    free at their start. A layer whose limit is far above the space that is left, as a tar and
-    unpacked, ends with the reserve still free."""
+    """CWE-400: for each of the layers that are written at the same time, the limit was the space
+    that was free at its start. Here a layer's limit is far above the space that is left: the layer
+    is refused, as a tar and unpacked, while the reserve is still free."""
     content = random.Random(1).randbytes(20 << 20)
     tar = raw_tar(*((str(n), LayerFile(content)) for n in range(4)))
     (tmp_path / "blob").write_bytes(tar)
@@ -405,8 +405,8 @@ def test_processes_that_work_on_layers_have_a_limit_of_processor_time(
 
 @pytest.fixture
 def no_orphans() -> Iterator[None]:
-    """Let init reap jobs that end after their zygote, as where the server runs, instead of this
-    process."""
+    """Stop being a subreaper, so that init reaps jobs that end after their zygote, as it does for a
+    server."""
     set_child_subreaper(False)
     yield
     set_child_subreaper(True)
@@ -420,8 +420,8 @@ async def test_index_processes_are_limited_by_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CWE-770: each pull had a process of up to 768 MiB that makes the index while the layers
-    arrive, and a stalled registry kept four of them for four pulls. There are no more processes
-    than turns, and a complete image does not wait for stalled ones."""
+    arrive, and a stalled registry kept four of them for four pulls. Now only a limited number of
+    these processes run at a time, and a complete image does not wait for stalled ones."""
     running, most = set[asyncio.Task[object]](), 0
     run = LayerJobs.run
 
@@ -465,9 +465,9 @@ async def test_index_processes_are_limited_by_turns(
 
 
 async def test_a_lent_turn_is_taken_back_when_needed() -> None:
-    """CWE-667: work that only makes a pull faster must not block other work. No turn is lent while
-    all are taken, the oldest lent turn ends when a turn is needed, and a needed turn is never taken
-    back."""
+    """CWE-667: work that only makes a pull faster must not block other work. It borrows a turn,
+    which it gets only while one is free. When other work needs a turn, the task with the oldest
+    borrowed turn is cancelled; turns of other work are never taken back."""
     free, watch = turns.Turns(2), Watch(10, "")
     begun: list[int] = []
 
@@ -498,8 +498,9 @@ async def _entered(free: turns.Turns, watch: Watch) -> AsyncIterator[None]:
 
 
 def test_memory_of_all_processes_has_a_limit() -> None:
-    """CWE-770: the limit of one process does not limit the sum. On nodes of each size indexes have
-    a quarter of the memory, streams a half, and one index or four streams where that is less."""
+    """CWE-770: the limit of one process does not limit the sum. Processes that make indexes get at
+    most a quarter of the node's memory, those that decode streams at most half; one index and four
+    streams are always allowed."""
     stream = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
     for gib, processors in itertools.product((1, 2, 4, 8, 32, 512), (1, 2, 64)):
         memory = gib << 30

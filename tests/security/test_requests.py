@@ -44,9 +44,9 @@ def test_seventy_thousand_mappings_are_refused(runtime: Runtime) -> None:
 
 
 def test_large_strings_arrive_whole_or_are_refused(runtime: Runtime) -> None:
-    """CVE-2021-43784's other fields are environment, arguments, annotations, working directory and
-    sources. Strings below the kernel's limits arrive byte by byte, those above are a clean error,
-    and the namespaces are the container's own either way."""
+    """CVE-2021-43784 in other fields: environment, arguments, annotations, working directory and
+    sources. Strings below the kernel's limits arrive byte by byte, longer ones end in a clean
+    error, and the namespaces are the container's own either way."""
     fits, many = "x" * 131000, [f"V{n}={'y' * 1000}" for n in range(1000)]
     result = runtime.run(
         "sh",

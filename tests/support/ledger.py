@@ -254,8 +254,7 @@ def cgroup_root() -> str:
 
 
 def nftables() -> set[str]:
-    """Return the lines of the ruleset without counters, each after the headings of the blocks that
-    contain it."""
+    """Return the lines of the ruleset without counters, each after the headings of its blocks."""
     listing = subprocess.run(
         ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
     ).stdout

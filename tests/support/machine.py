@@ -53,7 +53,7 @@ class Machine:
             self.cri("load", str(archive))
 
     def written(self, place: str) -> Path:
-        """Return where files that a program writes below `place` are on this machine."""
+        """Return the path on this machine of files that a program writes below `place`."""
         return self.folder / "written" / place.strip("/")
 
     def inside(self, *command: str) -> list[str]:

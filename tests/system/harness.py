@@ -119,7 +119,7 @@ class Runtime:
     def run(
         self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
     ) -> Result:
-        """Run such a container to its end."""
+        """Write a bundle like `box`, and run its container to its end."""
         box = self.box(*args, change=change, **linux)
         return self("run", "--bundle", str(box.folder), box.id)
 

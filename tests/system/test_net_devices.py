@@ -1,5 +1,5 @@
-"""Tests links that move into the container, in a network namespace of the test, so that no link of
-the machine is touched."""
+"""Tests network devices that move into the container, in a network namespace of the test, so that
+no device of the machine is touched."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from tests.system.harness import Runtime
 
 @pytest.fixture
 def network(runtime: Runtime) -> Iterator[list[str]]:
-    """Return words before a command that run it, and the runtime, in the network namespace of
-    the links."""
+    """Make a network namespace for the devices, in which the runtime runs, too. Return the words
+    before a command that run it there."""
     namespace_process = subprocess.Popen(
         ["unshare", "-n", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE
     )

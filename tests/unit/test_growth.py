@@ -55,8 +55,8 @@ REFUSED = (Error, CniError, Refused, ValueError, grpc_wire.CallFailed)
 
 
 def refusable(work: Work, *also: type[Exception]) -> Work:
-    """Return the work without the parser's refusal as an error; `also`: other errors that count as
-    refusal."""
+    """Return a function that does the work and ignores the parser's refusal; `also`: other errors
+    that count as refusal."""
 
     def run() -> None:
         try:

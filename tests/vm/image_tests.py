@@ -15,8 +15,8 @@ def files(*names: str) -> str:
 
 def run(guest: Guest, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Run the tests on the guest's disk, as on a node: its /tmp is a tmpfs, where the pages of a
-    file are the file. There is no resolver, because the guest's network never replies, which takes
-    longer than the tests let a pull wait."""
+    file are the file. The guest has no resolver meanwhile, because its network never replies, and
+    the tests would wait too long for a failing pull."""
     guest.ssh("mount --bind /dev/null /etc/resolv.conf")
     try:
         remote.run(

@@ -101,7 +101,7 @@ def test_a_node_moves_from_containerd_and_back(node: Newcomer) -> None:
 
 
 def is_of_containerds_pods(line: str) -> bool:
-    """Return whether a line is a mount, link or process of containerd's pods, whose names have
-    changed since."""
+    """Return whether a line is a mount, network device or process of containerd's pods, which have
+    new names by now."""
     words = ("/run/containerd/", "/run/netns/", "/var/lib/kubelet/", "veth", "cni-", "/pause")
     return any(word in line for word in words)

@@ -1,9 +1,9 @@
 """A module for a zygote, whose jobs count their changes to files. One job ends before the change
 with a chosen number.
 
-The count and that number are in a file, PYRUNC_TESTS_JOB_CHANGES, that is mapped before jobs
-are forked: their jails let them open nothing, and refuse kill(2), so the end is _exit(2), after
-which nothing of the process runs either.
+The count and that number are in a file, PYRUNC_TESTS_JOB_CHANGES, which is mapped before jobs are
+forked, because their jails let them open nothing. The jails also refuse kill(2), so a job ends by
+_exit(2): as after a kill, none of its code runs any more.
 """
 
 from __future__ import annotations

@@ -435,8 +435,8 @@ DISTANT, LINK = "198.51.100.1", "169.254.169.254"
 
 @contextlib.contextmanager
 def network_with_a_distance() -> Iterator[None]:
-    """Runs the block in a network namespace whose addresses are DISTANT, which does not look local,
-    LINK and loopback."""
+    """Runs the block in a network namespace with loopback and the addresses LINK and DISTANT;
+    DISTANT does not look local."""
     with closing_fd(open_new_namespace()) as namespace, netns.entered(namespace):
         for arguments in (
             "link set lo up",
@@ -460,8 +460,8 @@ def network_with_a_distance() -> Iterator[None]:
 async def test_a_distant_registry_cannot_redirect_to_this_machine(
     tmp_path: Path, target: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry on another machine redirects to this machine or to its link: not one byte is sent
-    there. The test's registry is on this machine, under another of its addresses."""
+    """A registry on another machine redirects to this machine or to a link-local address: not one
+    byte is sent there. The test's registry is on this machine, under another of its addresses."""
     # urllib3 tests once, when it is imported, whether ::1 exists. The host may lack it, but not the
     # network of this test.
     monkeypatch.setattr("urllib3.util.connection.HAS_IPV6", True)

@@ -47,8 +47,9 @@ def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
 def test_names_of_real_layers_need_fewer_steps_than_the_limit(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/lib is a link to /usr/lib, jars lie in undescribed folders, node_modules are nested: a
-    quarter of the steps that their entries allow is enough, with next to none that are free."""
+    """/lib is a link to /usr/lib, jars lie in undescribed folders, node_modules are nested. Such
+    names need less than a quarter of the steps that the limit allows for each entry, and few of its
+    free steps."""
     monkeypatch.setattr(
         walk_budget.WalkBudget.__init__, "__defaults__", (200, walk_budget.STEPS_PER_ENTRY // 4, 0)
     )

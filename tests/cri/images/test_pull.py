@@ -239,8 +239,8 @@ async def test_an_image_for_another_operating_system_is_refused(
 async def test_the_best_variant_is_pulled_and_found_again(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The stored variant is also found by a later version, or on another processor, that would have
-    chosen another variant, which is not in the store."""
+    """A later version, or another processor, would choose a variant that is not stored. The stored
+    variant is found nevertheless."""
     choices = {
         ("linux", "amd64", ""): make(1),
         ("linux", "amd64", "v2"): make(2),
@@ -560,8 +560,8 @@ async def test_a_cancelled_unpack_leaves_nothing(
 async def test_a_cancelled_unpack_waits_for_its_commit(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The folder of the layer would be deleted while it is renamed into the store, and the hollow
-    layer would be used by the next pull."""
+    """Otherwise the folder of the layer would be deleted while it is renamed into the store, and
+    the next pull would use the hollow layer."""
     abort, _ = in_thread.__defaults__ or ()
     monkeypatch.setattr(in_thread, "__defaults__", (abort, 0.1))
     registry.push("app:v1", make())

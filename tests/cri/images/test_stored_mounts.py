@@ -110,7 +110,7 @@ async def test_the_next_service_uses_the_same_superblock(node: Node) -> None:
 
 
 async def test_a_stopped_service_leaves_no_mount_of_an_unused_image(node: Node) -> None:
-    """Or the keeper would not end."""
+    """Otherwise the keeper would not end."""
     node.in_use = False
     await node.stop()
     assert node.stored == []
@@ -119,7 +119,7 @@ async def test_a_stopped_service_leaves_no_mount_of_an_unused_image(node: Node) 
 async def test_a_mount_in_systemds_store_moves_to_the_keeper(
     node: Node, manager: ServiceManager
 ) -> None:
-    """A build before the keeper has left it there."""
+    """A version without a keeper has left it there."""
     before, [name] = await node.mounted(), node.stored
     earlier_name = f"image-{'0' * 64}-{name.removeprefix('image/')}"
     fd = node.descriptor(name)

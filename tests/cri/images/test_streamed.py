@@ -102,8 +102,7 @@ async def test_a_blob_with_other_content_fails_with_a_wrong_digest(
 async def test_the_index_is_made_once(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index is made beside the download, and not again after it, of stored layers and of new
-    ones."""
+    """The index, of stored and new layers, is made during the download, and not again after it."""
     calls: list[bool] = []
     make = service._store.maker._make_index
 

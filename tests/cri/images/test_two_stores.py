@@ -1,5 +1,5 @@
-"""An image keeps its store's form under another configuration until `convert`, because
-containers use its files."""
+"""An image keeps its form (unpacked, or mounted) when the configuration changes to the other store,
+because containers use its files. Only `convert` changes the form."""
 
 from __future__ import annotations
 

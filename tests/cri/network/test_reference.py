@@ -60,8 +60,8 @@ async def test_pods_live_with_the_reference_plugins(node: Node, names: tuple[str
 async def test_a_list_of_the_first_versions_runs_both_kinds_of_plugins(
     node: Node, names: tuple[str, ...], old: str
 ) -> None:
-    """Results with one address per family are passed between both kinds of plugins; DEL gets none
-    in these versions."""
+    """Results with one address per family are passed between both kinds of plugins; DEL gets no
+    result in these versions."""
     use_reference(node, *names)
     portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
     node.configure(node.bridge(ipMasq=False, isDefaultGateway=True), portmap, cniVersion=old)

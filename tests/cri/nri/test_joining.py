@@ -94,7 +94,8 @@ def test_events_during_the_synchronization_reach_the_plugin(
 def test_a_container_that_is_being_created_is_part_of_the_synchronization(
     server: Server, nri_socket: Path
 ) -> None:
-    """The first plugin has the request for it; the second one joins before it is listed."""
+    """The second plugin joins while the first one handles CreateContainer: the container is not
+    listed yet."""
     pod = server.run_pod()
     second = TestPlugin(nri_socket, index="50")
 

@@ -88,7 +88,8 @@ def test_times_are_in_nanoseconds(server: Server) -> None:
 
 @pytest.mark.requirement("4.1.2", "4.6.1")
 def test_a_status_has_the_image_under_every_name(server: Server) -> None:
-    """kubelet creates containers by the image's id, and says beside it what the pod had."""
+    """kubelet creates containers by the image's id, and passes the name in the pod as
+    `user_specified_image`."""
     image = server.image.ImageStatus(api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))).image
     pod = server.run_pod()
     for name in (IMAGE, image.id, image.id.removeprefix("sha256:")[:12]):

@@ -59,7 +59,8 @@ def test_a_pod_has_its_hostname_hosts_and_resolver_files(server: Server) -> None
 
 @pytest.mark.requirement("6.2", "8.15")
 def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
-    """Another would be in the files and the environment, but not what hostname(1) says."""
+    """Another name is refused: files and environment would have it, but hostname(1) would print the
+    node's."""
     with pytest.raises(grpc.RpcError) as refused:
         server.run_pod(server.pod_config(hostname="another"), host_network=True)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -109,8 +110,7 @@ def test_a_pod_has_its_sysctls(server: Server) -> None:
 
 
 def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> None:
-    """Which is there before they are set; and what they forbid is forbidden on that interface,
-    too."""
+    """The interface exists before sysctls are set. Those for all interfaces apply to it, too."""
     sysctls = {"net.ipv4.conf.eth0.log_martians": "1", "net/ipv6/conf/all/disable_ipv6": "1"}
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=sysctls)))
     container = server.launch(pod)
@@ -209,8 +209,8 @@ def namespaces_of(server: Server, pod: str) -> dict[str, str]:
 
 @pytest.mark.requirement("3.1.1")
 def test_a_pod_has_new_namespaces_or_the_nodes(server: Server) -> None:
-    """Those of the server's node, which has its own network, are shared where that is
-    asked."""
+    """A pod shares only those namespaces of the node that its configuration names. The server's
+    node has its own network."""
     nodes = {
         kind: os.readlink(f"/proc/{server.pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")
     }

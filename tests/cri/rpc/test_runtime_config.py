@@ -10,7 +10,8 @@ from tests.cri.server_harness import Server, message_of
 
 @pytest.mark.requirement("7.1.1", "13.17", "13.12", "12.4")
 def test_the_reported_cgroup_driver_is_the_used_one(server: Server) -> None:
-    """The server demands its form from callers: a parent in the other driver's form is an error."""
+    """The server demands cgroup parents in its driver's form: a parent in the other driver's form
+    is an error."""
     linux = server.runtime.RuntimeConfig(api.RuntimeConfigRequest()).linux
     assert linux.cgroup_driver == api.CGROUPFS == 1
     config = server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent="kubepods-pod1.slice"))

@@ -45,8 +45,8 @@ async def run(url: str, terminal: Terminal) -> int:
     """Serve a session of `url` to its end; return its exit code. Raises `PeerError` if it could not
     be served.
 
-    The opened streams follow from the fields of `terminal`, and must be those of the request for
-    the URL.
+    The fields of `terminal` decide which streams are opened; the request for `url` must have asked
+    for the same streams.
     """
     async with connect(url, V4) as multiplexer:
         try:

@@ -338,7 +338,8 @@ async def test_a_connection_that_the_client_half_closes_ends(server: StreamingSe
 async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """containerd truncates it after one second; here a direction that moves bytes is not paused."""
+    """containerd truncates it after one second. Our server lets a direction that moves bytes
+    continue."""
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.5)
     pieces = 12
 

@@ -194,8 +194,8 @@ def test_a_client_can_leave_and_attach_again(client: Client, node: Server) -> No
 
 
 def test_all_attached_clients_get_the_same_output(client: Client, node: Server) -> None:
-    """A client is attached when it gets the container's ticks; the container stops ticking when all
-    are."""
+    """The container prints ticks until each client has got one, which shows that the client is
+    attached."""
     script = "until [ -e /all ]; do echo tick; sleep 0.1; done; read x; echo to $x"
     container = node.launch(node.run_pod(), node.container_config(["sh", "-c", script], stdin=True))
     watchers = [client.attach(container) for _ in range(5)]

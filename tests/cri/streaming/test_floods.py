@@ -127,7 +127,7 @@ class Turns:
 
 @pytest.fixture
 async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
-    """Count the turns in which SPDY and WebSocket frames are handled."""
+    """Count the turns of the event loop in which SPDY and WebSocket frames are handled."""
     turns = Turns()
     monkeypatch.setattr(SpdyConnection, "_frame", turns.counting(SpdyConnection._frame))
     monkeypatch.setattr(Messages, "_take", turns.counting(Messages._take))

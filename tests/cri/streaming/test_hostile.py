@@ -372,7 +372,8 @@ async def test_a_client_that_resets_while_a_port_is_refused_leaves_no_connection
 
 
 async def test_sessions_into_the_same_pod_share_its_dials() -> None:
-    """A pod whose backlog is full leaves turns for other pods."""
+    """A pod whose backlog is full occupies only a part of the server's dials; the rest are for
+    other pods."""
     backend = SlowPods()
     server = StreamingServer(backend)
     await server.start()

@@ -173,8 +173,8 @@ def test_a_whiteout_behind_a_link_to_the_host_is_refused(tmp_path: Path) -> None
 def test_a_file_that_became_a_pipe_is_not_opened(
     upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not all containers of the pod with this /dev/shm are frozen: waiting for the pipe's writer
-    would keep the others frozen."""
+    """A container that is not frozen may share this /dev/shm and put a pipe there: a wait for the
+    pipe's writer would keep the other containers frozen."""
     (upper / "plain").write_bytes(b"")
     os.mkfifo(upper / "file")
     real, plain = os.stat, os.stat(upper / "plain")

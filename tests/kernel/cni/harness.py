@@ -1,7 +1,8 @@
 """A throwaway host for plugin tests: the test's thread enters a new network namespace; pods are
 further ones.
 
-Links and addresses of the environment are made with pyroute2, never with the code under test.
+Network devices and addresses of the environment are made with pyroute2, never with the code under
+test.
 """
 
 from __future__ import annotations
@@ -252,7 +253,7 @@ def reach(
 
 def nothing_was_lost(client: socket.socket) -> None:
     """Check the kernel's own statistics of a connection: no segment was sent twice, and none waited
-    for a neighbour's address until the kernel asks again, a second. A busy machine does not change
+    a second for the kernel to ask again for a neighbour's address. A busy machine does not change
     these numbers."""
     info = client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     rtt_us = struct.unpack_from("I", info, 68)[0]

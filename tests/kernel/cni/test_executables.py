@@ -150,7 +150,7 @@ def test_plugins_add_check_and_delete_an_attachment(
 
 
 def test_the_same_request_has_the_same_result(ours: str, host: Host) -> None:
-    """The names and addresses of links, which each side generates, may differ."""
+    """The names and addresses of network devices, which each side generates, may differ."""
     results = []
     for folder in (ours, reference()):
         pod = host.pod()

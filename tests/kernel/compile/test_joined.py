@@ -133,8 +133,8 @@ def test_maps_of_a_namespace_without_a_process_are_read(tmp_path: Path) -> None:
 
 
 def test_a_container_can_join_a_mount_namespace(box: Box, tmp_path: Path) -> None:
-    """The root is attached in that namespace and becomes its `/`, as under runc: its other
-    processes see it too."""
+    """The root is attached in that namespace and becomes its `/`, as under runc: other processes in
+    the namespace see it too."""
     namespace_process = subprocess.Popen(
         ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000"],
         stdout=subprocess.PIPE,

@@ -76,7 +76,8 @@ async def test_killing_a_session_spares_a_process_with_its_leaders_pid(pod: Test
 
 
 def test_members_of_a_session_outlive_its_leader() -> None:
-    """While they live the kernel does not reuse the number, so they are found by it."""
+    """The kernel does not reuse the session's number while members live, so they are found by the
+    number."""
     script = "sleep 1000 & echo $!; exec true"
     with subprocess.Popen(
         ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True
@@ -112,8 +113,8 @@ def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> 
 
 
 def test_a_jobs_descendants_are_identified_by_more_than_their_pids() -> None:
-    """A process that was listed below a job and is another process's child by the time of the
-    signal gets none."""
+    """A process that was listed below a job gets no signal if it is another process's child by
+    then."""
     with (
         subprocess.Popen(["sleep", "1000"]) as foreign,
         subprocess.Popen(["sleep", "1000"]) as job,

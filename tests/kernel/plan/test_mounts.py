@@ -451,8 +451,8 @@ def in_namespace(check: object) -> None:
 
 
 def test_a_source_in_another_mount_namespace_is_refused(box: Box, tmp_path: Path) -> None:
-    """The link leads to a folder below /proc/PID/root, which the kernel does not bind. Its path is
-    that of another folder on the host, which is not mounted instead."""
+    """The link leads to a folder below /proc/PID/root, which the kernel does not bind. On the host
+    another folder has the same path; it is not mounted instead."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "file").write_text("of the host\n")
@@ -589,8 +589,8 @@ def test_a_tmpfs_that_is_too_small_for_its_copy_is_an_error(box: Box) -> None:
 
 
 def test_the_hosts_root_can_be_a_volume(box: Box, tmp_path: Path) -> None:
-    """All of the host appears, and nothing of the container, which is attached on top of `/`
-    meanwhile."""
+    """The volume shows all of the host, and nothing of the container, whose root is attached on top
+    of `/` meanwhile."""
     link = tmp_path / "to-root"
     link.symlink_to("/")
     box.bind(Path("/"), "/host", "rbind", "rslave", "ro")

@@ -1,4 +1,5 @@
-"""Links of the host in a container: moved, renamed, up, with their permanent addresses."""
+"""Network devices of the host in a container: moved, renamed, up, with their permanent
+addresses."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ CLONE_NEWNET = 0x40000000
 
 
 def in_network(work: Callable[[], None]) -> None:
-    """Run the check in a child with its own network namespace, so that no link of the machine is
-    touched."""
+    """Run the check in a child with its own network namespace, so that no network device of the
+    machine is touched."""
     pid = os.fork()
     if not pid:
         code = 1

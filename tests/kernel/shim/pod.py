@@ -300,16 +300,16 @@ def descriptors(pid: int) -> set[str]:
 
 
 async def settled(pod: TestPod, running: int = 0) -> set[str]:
-    """Returns the descriptors of a shim after it has that many children left and has handled the
-    exits of the others."""
+    """Waits until a shim has only `running` children left and has handled the exits of the others;
+    returns its descriptors."""
     await until(lambda: len(children(pod.pid)) == running)
     await pod.client.state()
     return descriptors(pod.pid)
 
 
 async def open_gate(path: Path) -> None:
-    """Lets a process continue that waits at the named pipe (see shim_starter); returns when it
-    has."""
+    """Opens the named pipe at which a process waits (see starter.py); returns when the process has
+    continued."""
     os.close(await asyncio.to_thread(os.open, path, os.O_WRONLY))
 
 

@@ -55,8 +55,8 @@ class DirectCompiler:
             raise NotFound(f"no record of {os.path.basename(directory)}") from None
 
     def fork_first(self) -> Any:
-        """`process.first`: a fork makes a cgroup and a pipe's end, and the container is refused
-        then."""
+        """If the process has `first`, return a function that makes a cgroup and a pipe's end in a
+        fork; `compile` then refuses the container."""
         if "first" not in self._config["process"]:
             return None
         group = Cgroup(self._config["linux"]["cgroupsPath"])

@@ -38,8 +38,8 @@ PYTHON = "/usr/bin/python3"
 
 @pytest.mark.requirement("11.3")
 async def test_lines_of_stdout_and_stderr_are_logged_in_the_order_of_reading(pod: TestPod) -> None:
-    """A line that is written to a stream after the last line of the other stream was logged follows
-    that line in the log."""
+    """The container writes to one stream only after its last line on the other was logged: the log
+    keeps this order."""
     script = "for i in 1 2 3; do echo out $i; read x; echo err $i >&2; read x; done"
     await pod.run("a", script, stdin=True)
     attached = await pod.client.attach("a", stdin=True, stdout=False)

@@ -1,4 +1,5 @@
-"""The functions of pyrunc/accelerate/json.c: what they take they read and write as `json` does."""
+"""The functions of pyrunc/accelerate/json.c read and write the values that they accept as `json`
+does."""
 
 from __future__ import annotations
 

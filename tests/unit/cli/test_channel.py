@@ -21,7 +21,8 @@ from cri_server.rpc.codes import Code
 
 
 class Peer(grpc.GenericRpcHandler):
-    """`calls` by path; `cancelled` is set when a call of `/s/wait` or `/s/count` is."""
+    """Answers the calls below `/s/`; `cancelled` is set when a call of `/s/wait` or `/s/count` is
+    cancelled."""
 
     def __init__(self) -> None:
         self.cancelled = threading.Event()

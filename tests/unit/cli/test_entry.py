@@ -72,8 +72,8 @@ Installer = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory: pytest.TempPathFactory) -> Installer:
-    """Make a folder with a copy of the package, of the interpreter, and in `bin` the program
-    that was made of these."""
+    """Return a function that makes a folder with copies of the package and the interpreter, and in
+    `bin` the program that is made from them."""
 
     def make(main: str | None = None) -> Path:
         folder = tmp_path_factory.mktemp("installed")

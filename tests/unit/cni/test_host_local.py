@@ -324,8 +324,8 @@ def test_parallel_takers_never_share_an_address(tmp_path: Path) -> None:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Takes, releases, lets links vanish and collects in any order: an address has one owner, and
-    none while its link still exists."""
+    """Takes, releases and collects addresses, and lets network devices vanish, in any order: an
+    address has one owner, and is not given out again while its earlier owner's device exists."""
 
     def __init__(self) -> None:
         super().__init__()

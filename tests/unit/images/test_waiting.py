@@ -48,7 +48,7 @@ def test_a_source_of_a_kibibyte_a_second_never_stalls(bytes_per_s: int) -> None:
 
 
 def test_other_progress_begins_a_new_period() -> None:
-    """Bytes before the progress do not count in the period after it."""
+    """Bytes that arrived before this progress do not count in the new period."""
     clock = Clock()
     watch = Watch(TIMEOUT_S, "", clock)
     watch.arrived(PROGRESS_BYTES_PER_S * TIMEOUT_S - 1)

@@ -167,7 +167,8 @@ def test_a_call_that_jumps_on_success_falls_through_only_by_a_rule() -> None:
 
 
 def test_a_loop_over_all_small_programs_agrees_with_walking_every_path() -> None:
-    """The proof made while appending, against a search of all paths in random programs."""
+    """The assembler's proof, made while operations are appended, is compared with a search of all
+    paths in random programs."""
     rng = random.Random(1)
     verdicts = {True: 0, False: 0}
     for _ in range(3000):

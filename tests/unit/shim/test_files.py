@@ -97,7 +97,8 @@ def test_a_launch_file_of_the_version_before_is_read(tmp_path: Path) -> None:
 
 
 def test_the_version_before_reads_a_launch_file() -> None:
-    """The earlier version takes a key that exists for one that is set."""
+    """Unset keys are left out, because the earlier version takes every existing key for a set
+    one."""
     fields = LAUNCH.replace(places=[PreparedMount("mounts/1", lower=["/l"])]).to_fields()
     assert not {"runtime", "restore"} & set(fields) and "image" not in fields["rootfs"]
     assert not {"pinned", "image"} & set(fields["places"][0])

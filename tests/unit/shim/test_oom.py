@@ -1,4 +1,4 @@
-"""Attributes kills of the OOM killer in cgroups that are removed already to containers. The
+"""Attributes the OOM killer's kills to containers whose cgroups have been removed already. The
 kernel's own counts are in tests/vm/inside."""
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from pyrunc.errors import Error, WrongState
 
 @pytest.fixture
 def earlier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a pod that a server of an earlier version has left running: nothing remembers
-    where."""
+    """Return the state directory of an earlier version's server, which has left a pod running and
+    no record of its directories."""
     monkeypatch.setattr(claim, "EARLIER_STATE", tmp_path / "earlier")
     monkeypatch.setattr(claim, "DEFAULT_STATE", str(tmp_path / "default"))
     (tmp_path / "root" / "sandboxes").mkdir(parents=True)
@@ -130,8 +130,8 @@ def test_a_newer_format_without_pods_is_overwritten(pods: tuple[Path, Path]) -> 
 
 
 def test_the_version_before_refuses_these_pods(pods: tuple[Path, Path]) -> None:
-    """It compares the claim's `root` with its root directory, and names the former in its error. It
-    was tried with that version itself: it changed no file."""
+    """That version compares the claim's `root` with its own root directory, and names the claim's
+    in its error. A trial of that version changed no file."""
     record = json.loads((pods[1] / "server.json").read_text())
     assert os.path.realpath(record["root"]) != os.path.realpath(pods[0])
     assert record["root"] == "a later version of pyrunc-cri (pod format 3)"

@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 
 def started(manager: ServiceManager, **environment: str) -> list[str]:
-    """What the manager's next process says about what it received."""
+    """Return what the manager's next process reports about the descriptors that it has received."""
     command, fds, more = manager.starting([sys.executable, "-c", RECEIVE])
     done = subprocess.run(
         command,

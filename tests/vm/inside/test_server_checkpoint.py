@@ -393,8 +393,8 @@ def test_a_restored_container_can_be_checkpointed_again(server: Server, tmp_path
 def test_a_checkpoint_needs_a_pod_with_the_same_kind_of_network(
     server: Server, tmp_path: Path
 ) -> None:
-    """CRIU would leave a container of the host network there, and finds no network namespace in the
-    other direction."""
+    """In a pod of the other kind CRIU would leave the container in the host's network, or find no
+    network namespace."""
     pods = {host: server.run_pod(host_network=host) for host in (True, False)}
     archives = {}
     for host, pod in pods.items():

@@ -49,8 +49,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def checkpoint_theirs(podman: Podman, *options: str) -> None:
-    """Checkpoint a container that counts. The container ends with it, because podman looks for
-    changed files without pausing the container."""
+    """Checkpoint a container that counts, which ends it. If it continued, podman would look for
+    changed files without pausing it."""
     podman("run", "-d", "--name", "counting", IMAGE, "sh", "-c", WORKLOAD)
     try:
         assert wait_until(lambda: len(podman("logs", "counting").split()) > 5, 120, 0.5)

@@ -88,8 +88,9 @@ def bottom(volume: Path) -> Iterator[int]:
 def test_relabelling_a_hostile_volume_stays_inside(
     server: Server, volume: Path, outside: Path, bottom: int
 ) -> None:
-    """After the relabelling for each of two pods, while entries are swapped with links, the bottom
-    and the FIFO have the pod's label, and targets of links and mounts have their own."""
+    """The volume is relabelled for two pods, one after the other, while entries are swapped with
+    links. Each time the bottom and the FIFO get the pod's label, and targets of links and mounts
+    keep their own."""
     mount = api.Mount(container_path="/volume", host_path=str(volume), selinux_relabel=True)
     untouched = [outside, outside / "file", volume / "tmpfs"]
     before = {path: label_of(path) for path in untouched}
@@ -123,8 +124,8 @@ def test_relabelling_a_hostile_volume_stays_inside(
 def test_an_invalid_label_is_refused(
     server: Server, tmp_path: Path, field: str, value: str
 ) -> None:
-    """A field with more than its part of a context is refused, and a user outside of the policy.
-    The volume keeps its label."""
+    """A field with more than its part of a label is refused, and so is a user outside of the
+    policy. The volume keeps its label."""
     volume = tmp_path / "volume"
     volume.mkdir()
     before = label_of(volume)
