@@ -201,8 +201,8 @@ def _configuration() -> dict[str, Any]:
 
 def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> ContainerProcess:
     """Compile the container's launch without running it. Then store this process in the container's
-    state as the container's init, and return this process. Ignores errors of compiling, because
-    rights may be lacking."""
+    state as the container's init, and return this process. Errors of compiling are ignored:
+    this process may lack the rights for it."""
     try:
         with Undo() as undo, NamedDescriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)

@@ -88,7 +88,7 @@ def key(
     config, script = _identity(f"{state.folder}/config.json"), _identity(SCRIPT)
     etc = f"/proc/{state.pid}/root/etc"
     if os.path.islink(etc) or os.path.islink(f"{etc}/passwd"):
-        return None  # followed by us, a link of the container would lead to another file
+        return None  # followed on the host, the link would lead to another file
     home = _identity(f"{etc}/passwd")
     chosen = [options.get(name) for name in KEY_OPTIONS]
     parts = (config, script, home, rights, chosen, [*arguments], document, state.pid, state.keyring)
@@ -155,7 +155,7 @@ def store(
             # Not makedirs: after a delete the container's folder must not appear again.
             os.mkdir(folder, 0o700)
         names = os.listdir(folder)
-        # All at once: a command with changing arguments would push out a probe's program anyway.
+        # All, not the oldest: a command with changing arguments would push out all others anyway.
         if len(names) >= AT_MOST:
             for name in names:
                 os.unlink(f"{folder}/{name}")

@@ -168,7 +168,7 @@ def _cpu_max(cpu: Mapping[str, Any], read: Reader) -> str | None:
     quota, period = int(cpu.get("quota") or 0), int(cpu.get("period") or 0)
     if not quota and not period:
         return None
-    # A quota and its period are one write, so the one that is not named is read.
+    # Quota and period are written together, so the one that `cpu` lacks is read from the file.
     old = (read("cpu.max") or f"max {DEFAULT_PERIOD_US}").split()
     amount = old[0] if not quota else "max" if quota < 0 else str(quota)
     return f"{amount} {period or old[1]}"

@@ -86,8 +86,8 @@ def replace(
 def _restore(directory: str, old: list[CgroupSetting], error: Exception) -> None:
     """Write the old values. Then try again to write those that the kernel has refused. Add a note
     to `error` for each value that it refuses twice."""
-    # Quota and burst bound each other, so the value that is written first may be refused as long as
-    # the other one is new.
+    # Quota and burst bound each other: the kernel may refuse the old value of one as long as the
+    # other has its new value.
     refused = [setting for setting in old if _try_write(directory, setting) is not None]
     for setting in refused:
         if (failure := _try_write(directory, setting)) is not None:

@@ -72,7 +72,7 @@ def start(
     try:
         with Systemd() as systemd:
             systemd.start_transient(group.unit, [*_unit_properties(group, placeholder), *limits])
-            # Asked, because a user's systemd puts its slices beneath its own group.
+            # Not the path that was asked for: a user's systemd puts slices beneath its own group.
             group.path = systemd.control_group(group.unit) or group.path
         if is_machine_root():
             group.enable_unmanaged_controllers()
@@ -90,8 +90,8 @@ def reach(group: Cgroup) -> None:
     DeadlineExceeded, Unsupported.
 
     Moving a process needs write access to a common ancestor of the old and the new group
-    (cgroup-v2.rst, "Delegation Containment"). For a move from a login session to a group of the
-    user's systemd, this ancestor belongs to root; for a move from the new scope, to the user.
+    (cgroup-v2.rst, "Delegation Containment"). The common ancestor of a login session and a group
+    of the user's systemd belongs to root; that of the new scope and such a group, to the user.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return

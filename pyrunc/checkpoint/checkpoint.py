@@ -81,8 +81,8 @@ class CriuOptions:
         return [
             *fields,
             (criu.LOG_LEVEL, LOG_LEVEL),
-            # Mounts of the host may be masters of the container's (a root that is a slave), which
-            # CRIU refuses otherwise.
+            # Otherwise CRIU refuses mounts that are slaves of mounts of the host (a root that is a
+            # slave).
             (criu.EXT_MASTERS, True),
             # A terminal's master is in the engine, outside of the container; CRIU makes a new one
             # and passes it to us.

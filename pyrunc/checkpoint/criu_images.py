@@ -1,7 +1,7 @@
 """Checks the folder of CRIU's images before CRIU, as root, opens files in it by name.
 
-Only regular files, folders and sockets are allowed, and a link `parent`. It leads to the folder of
-a pre-dump, which must follow the same rules. CRIU follows symbolic links: it would read a file of
+Only regular files, folders and sockets are allowed, and a link `parent` to the folder of a
+pre-dump, for which the same rules hold. CRIU would follow any other link: it would read a file of
 the host into a container's memory or, in a dump, overwrite it. A pipe would make CRIU wait forever.
 CRIU itself checks the files' content.
 

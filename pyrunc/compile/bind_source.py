@@ -37,8 +37,8 @@ class BindSource(Record):
         - a file of another mount namespace, to which a link through /proc/PID/root leads; the
           kernel refuses to bind it (EINVAL)
         - paths below /proc, where the process sees other files than we do
-        - our own root directory: the process has mounted the container's root there, and would bind
-          that as well
+        - our own root directory: the process has mounted the container's root there, and the bind
+          would include this mount
         """
         return (
             self.path.startswith("/")

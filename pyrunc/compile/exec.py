@@ -63,8 +63,8 @@ class ExecPrograms:
 
     def store(self, key: Hashable, plan: Plan, program: LoweredProgram) -> None:
         """Store a plan and its program. `key`: the inputs from which both were made. Does nothing
-        when the cache is full, or at the first call with `key`, so that commands that run only once
-        take no room."""
+        at the first call with `key`, so that commands that run only once take no room, and when the
+        cache is full."""
         if hash(key) not in self._seen:
             self._seen = [*self._seen[1 - SEEN_AT_MOST :], hash(key)]
         elif len(self._programs) < PROGRAMS_AT_MOST:

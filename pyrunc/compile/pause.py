@@ -134,11 +134,11 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return the namespace `entry`. If the launching process adds this namespace, its path is
-    replaced by `PINNED` + TYPE.
+    """Return the namespace `entry`. If the launching process adds it, the result has the path
+    `PINNED` + TYPE.
 
-    `chosen`: the request's `namespaces`; a type that the launching process adds has the value
-    `pinned`.
+    `chosen`: the request's `namespaces`, with the value `pinned` for a type that the launching
+    process adds.
     """
     return (
         entry.replace(path=f"{PINNED}{entry.type}") if chosen.get(entry.type) == "pinned" else entry

@@ -38,10 +38,10 @@ _PLAIN = frozenset(
     ("/proc", "/dev", "/dev/pts", "/dev/shm", "/dev/mqueue", "/sys", "/sys/fs/cgroup")
 )
 PASSWD = "/etc/passwd"
-# Mount points that cover the file -> its path in the mount, empty for the mounted file itself.
+# Mount point that covers the file -> the file's path in the mount; empty: the mount is the file.
 PASSWD_BELOW = {"/": PASSWD, "/etc": "/passwd", PASSWD: ""}
 PASSWD_LIMIT_BYTES = 1 << 20
-DEVICE_NAME = "device:"  # and the path: the names of device files' descriptors
+DEVICE_NAME = "device:"  # DEVICE_NAME + path: the name of a device file's descriptor
 KEEP_GROUPS = "run.oci.keep_original_groups"
 
 
@@ -173,7 +173,7 @@ def whole_instances() -> tuple[str, ...]:
 
 
 def has_home(env: Sequence[str]) -> bool:
-    """Return whether the environment has a HOME, and the last one has a value."""
+    """Return whether the environment sets HOME, and its last HOME is not empty."""
     last = next((variable for variable in reversed(env) if variable.startswith("HOME=")), "HOME=")
     return last != "HOME="
 
@@ -193,8 +193,8 @@ def _read_passwd(
     own_binds: Mapping[int, tuple[str, bool]],
     sources: Mapping[str, BindSource],
 ) -> bytes:
-    """Return the content of the /etc/passwd that the container will have: that of the last mount
-    over it, else that of the root. Empty if there is none."""
+    """Return the content of the container's /etc/passwd; empty if there is none. The file is in
+    the last mount that covers it, else in the root. Mounts of known `sources` are skipped."""
     try:
         for i, mount in reversed(tuple(enumerate(spec.mounts))):
             path = PASSWD_BELOW.get(clean(mount.destination))

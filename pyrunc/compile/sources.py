@@ -50,7 +50,7 @@ OUR_MOUNTS = "pyrunc:"
 
 
 class Directory(Value):
-    """A directory of the host as the container's root, with the mounts in it."""
+    """A directory of the host that becomes the container's root, with the mounts in it."""
 
     path: str
 

@@ -271,8 +271,8 @@ class Keeper:
         return None if answer is None else OrphanExit(answer.status, answer.time_ns)
 
     def _ask_for_entry(self, request: _Request) -> _Answer | None:
-        """Send a request and return the keeper's answer. None when the keeper has no such entry or
-        exit (ENOENT)."""
+        """Send a request for an entry or for a process's exit, and return the keeper's answer. None
+        when the keeper does not have it (ENOENT)."""
         try:
             return self._ask(request)
         except KernelError as error:

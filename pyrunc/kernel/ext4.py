@@ -29,9 +29,9 @@ _FLAGS = Struct("=I")
 
 
 def spread_subfolders(folder: str | os.PathLike[str]) -> bool:
-    """Set the attribute `T` of a folder on an ext4 without a journal, by FS_IOC_SETFLAGS. The
-    folder can be removed as before. Returns False on another file system, and where the kernel
-    refuses the attribute. Raises OSError for a folder that cannot be opened."""
+    """Make an ext4 without a journal spread the subfolders of `folder`: set the folder's attribute
+    `T` (FS_IOC_SETFLAGS). The folder can be removed as before. Returns False on another file
+    system, and where the kernel refuses `T`. Raises OSError if the folder cannot be opened."""
     with closing_fd(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)) as descriptor:
         try:
             if not _is_without_journal(os.fstat(descriptor).st_dev):

@@ -28,8 +28,8 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _Folder:
-    """One folder of the path from the top to the present folder. `identity`: its device and inode;
-    `left`: its subfolders that are not visited yet."""
+    """One folder of the path from the top to the folder that is visited now. `identity`: its device
+    and inode; `left`: its subfolders that are not visited yet."""
 
     __slots__ = ("identity", "left")
 

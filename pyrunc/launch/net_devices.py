@@ -53,7 +53,7 @@ def _move_one(outside: Routing, inside: Routing, there: int, name: str, new_name
     outside.change_link(
         index, name=new_name, namespace_fd=there, what=f"{what} to the container as '{new_name}'"
     )
-    (index,) = inside.indices() - before  # a new number when its own is taken there
+    (index,) = inside.indices() - before  # the kernel changes a number that is taken there
     for address in addresses:
         inside.add_address(index, address, f"address of {what}")
     inside.change_link(index, flags=IFF_UP, mask=IFF_UP, what=f"{what} up")

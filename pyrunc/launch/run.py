@@ -232,8 +232,8 @@ class ParentSide:
             self._answer(message, self.process)
 
     def await_pid(self) -> None:
-        """Wait until the launcher has reported the pid of the process that it clones. Give up when
-        the launch fails, or no message has come for `PID_TIMEOUT_S`."""
+        """Wait until the launcher has reported the pid of the process that it clones. Returns
+        without a pid when the launch fails, or no message comes for `PID_TIMEOUT_S`."""
         try:
             while self.process is None:
                 message = self._running.receive(PID_TIMEOUT_S)

@@ -28,7 +28,7 @@ DEVICE = os.makedev(1, 3)
 REFUSED = (EPERM, EACCES)
 SELINUX, LABEL = "/sys/fs/selinux/enforce", "security.selinux"
 
-_folder: tuple[int, int] | None = None  # number, device
+_folder: tuple[int, int] | None = None  # the prepared tmpfs: its descriptor and its device
 # The label of the host's device; empty without SELinux, None before it was looked up.
 _label: bytes | None = None
 

@@ -27,7 +27,7 @@ DEFAULT = (
     ("/dev/urandom", 1, 9),
     ("/dev/tty", 5, 0),
 )
-# Keys: (in a new tmpfs, may have to be a bind)
+# Keys: (/dev is a new tmpfs, the device may have to be a bind)
 _DEFAULT_OPS = {
     (fresh, bind): tuple(
         MakeDevice(path, "c", major, minor, fresh=fresh, bind=bind)

@@ -153,8 +153,8 @@ class Lowering:
         return slot
 
     def parent(self, path: str) -> tuple[Slot, str]:
-        """Call `folder` for the directory that contains `path`; return its slot and the last name
-        of `path`. Here, too, the caller must not close the descriptor."""
+        """Call `folder` for the directory that contains `path`; return the directory's slot and the
+        last name of `path`. The caller must not close the directory's descriptor."""
         above, _, name = path.rpartition("/")
         return self.folder(above or "/"), name
 

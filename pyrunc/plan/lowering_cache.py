@@ -48,7 +48,7 @@ SEEN_AT_MOST = 1000
 
 
 class PlanLine(Line):
-    """The plan's line of an operation. Its text is built only when the operation fails."""
+    """The line of an operation in the plan. The text is built only when the operation fails."""
 
     __slots__ = ("op",)
 
@@ -68,10 +68,9 @@ class Fragment(Value):
 
     - `packed`: the bytes of each operation of the program
     - `calls`: for each operation of the program, the name of its system call
-    - `places`: for each operation of the program, the index, within the fragment, of the plan's
-      operation that it comes from
-    - `notes`: index of an operation of the program, within the fragment -> error text and kind of
-      failure
+    - `places`: for each operation of the program, the operation of the plan from which it was
+      made, counted from 0 in the fragment
+    - `notes`: index in `packed` -> error text and kind of failure of this operation
     - `data_bytes`: size of the shared data block when the fragment was made
     """
 
@@ -149,7 +148,7 @@ class LoweringCache:
 
     @property
     def shared(self) -> SharedSlots:
-        """Return the slots in the shared block to which fragments refer."""
+        """Return the slots of the shared block that fragments use."""
         return self._low.shared
 
     def start(self, numbers: dict[str, int]) -> Lowering:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def operations(linux: Linux, clones_detached: bool) -> list[Op]:
-    """Plan one operation for each distinct path of the configuration. `clones_detached`: as in
+    """Plan one operation for each distinct masked or read-only path. `clones_detached`: as in
     `HostFacts`."""
     ops: list[Op] = [ReadonlyPath(path) for path in dict.fromkeys(map(clean, linux.readonly_paths))]
     ops += [

@@ -334,7 +334,7 @@ class Assembler:
         self.compare(0, "eq", 0, true=label, false=label)
 
     def at(self, line: Line) -> None:
-        """Set the plan's line to which the following operations belong."""
+        """Assign the operations that are appended next to this line of the plan."""
         self._line = line
 
     @property
@@ -373,8 +373,8 @@ class Assembler:
 
     def _arguments(self, args: Sequence[Argument], what: str) -> tuple[int, list[int]]:
         """Encode the arguments as six words, and their kinds as 4 bits each. Raises InvalidArgument
-        if an argument loads a slot into which not every path to this operation has stored, and for
-        more than six arguments."""
+        for more than six arguments, and for a slot that has no value yet on some path to this
+        operation."""
         words: list[int] = []
         kinds = shift = 0
         for arg in args:

@@ -269,8 +269,8 @@ def launch(
         numbers[first_free + 1] = image
 
         def above_targets(number: int) -> int:
-            """Return `number` if it is above all descriptor numbers of the launcher, else a copy
-            that is. A dup2 to one of these numbers would overwrite a source that is still
+            """Return a descriptor above all numbers of the launcher: `number` itself or a copy. A
+            dup2 to one of the launcher's numbers would overwrite a lower source that is still
             needed."""
             if number < first_free + 2:
                 opened.append(number := _fd.duplicate(number, first_free + 2))
@@ -306,10 +306,10 @@ def launch(
 
 def executable(lowest: int = 0) -> int:
     """Return a read-only descriptor of the sealed launcher; the caller must not close it. Each
-    process opens one descriptor and keeps it open. A new descriptor has a number from `lowest` up.
+    process opens one descriptor, with a number from `lowest` up, and keeps it open.
 
-    A fork that has closed the inherited descriptor gets a new one, even if another file has the
-    number by now.
+    A fork may have closed the inherited descriptor, and may have given its number to another file.
+    Such a fork opens a new descriptor.
     """
     global _executable
     if _executable is not None:

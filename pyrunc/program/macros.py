@@ -387,8 +387,8 @@ def _check_by_access(
     a: Assembler, path: str, place: Address, denied: Slot, program_ok: Label
 ) -> None:
     """Emit a check of one candidate with access(2) and statx(2). The program jumps to `program_ok`
-    if the candidate can be executed, or if nothing can be checked. If the candidate was refused,
-    the program stores its path in `denied` and goes on."""
+    if the candidate can be executed, or if a filter forbids these calls. Otherwise the program goes
+    on; for a directory and after EACCES, it first stores the path in `denied`."""
     after, granted, refused = a.label("next candidate"), a.label("granted"), a.label("refused")
     result = a.slot(4)
     a.sys(

@@ -33,7 +33,7 @@ NO_ARCHITECTURE = 0xFFFFFFFF
 FARTHEST_JUMP = 255
 X32_SHARES = {0x4000003E: 0xC000003E}  # x32 calls carry x86-64's architecture
 
-# first number, last number, action; None: it depends on more than the number
+# first number, last number, action; None: the action depends on more than the number
 Interval = tuple[int, int, int | None]
 TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
@@ -47,7 +47,7 @@ def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
     # has 1312, and takes 0.32.
     trees = [[(LOAD, 0, 0, NUMBER_AT), *_tree(intervals(program, audit))] for audit in audits]
     code: list[Instruction] = [(LOAD, 0, 0, ARCHITECTURE_AT)]
-    # the dispatch after the first pair, and the action for other architectures
+    # up to the first tree: the rest of the dispatch, and the action for other architectures
     skipped = 2 * len(audits) - 1 + 1
     for audit, tree in zip(audits, trees, strict=True):
         code += [(EQUAL, 0, 1, audit), (JUMP, 0, 0, skipped - 1)]
@@ -81,7 +81,7 @@ def intervals(program: bytes, audit: int) -> list[Interval]:
     the same action for all numbers of an interval. `audit`: the architecture (AUDIT_ARCH_*)."""
     code = [INSTRUCTION.unpack_from(program, at) for at in range(0, len(program), INSTRUCTION.size)]
     parts: list[Interval] = []
-    # instruction, range of numbers, offset that was loaded last
+    # index of an instruction, range of numbers that get there, offset that was loaded last
     pending = [(0, 0, LAST_NUMBER, -1)]
     while pending:
         at, first, last, loaded = pending.pop()

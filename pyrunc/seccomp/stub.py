@@ -99,8 +99,8 @@ def _split_off_x32(
     """Put rules for x32 calls before `block`; x32 calls then skip `block`. An x32 call has the
     architecture x86_64 and X32_BIT in its number.
 
-    If the profile does not list x32 there are no such rules. The filter after the prologue then
-    decides about these calls.
+    If the profile does not list x32, there are no such rules, and the filter that follows the
+    prologue decides about x32 calls.
     """
     x32 = _number_rules(highest[X32], verdicts, with_enosys, X32_BIT) if X32 in highest else []
     if not block and not x32:

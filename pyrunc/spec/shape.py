@@ -107,8 +107,8 @@ def shaped(value: Any, shape: Any, path: str) -> Any:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a text can be passed to the kernel. It may contain surrogate escapes, which
-    stand for bytes that are not UTF-8."""
+    """Return whether a text can be passed to the kernel. False for a NUL, and for surrogates other
+    than the escapes of bytes that are not UTF-8."""
     if "\0" in text:
         return False
     if text.isascii():

@@ -22,8 +22,8 @@ from pyrunc.zygote.messages import ZygoteReady
 
 
 def main() -> None:
-    """Serve the socket that argv names. Returns when the server has ended or an import has failed;
-    never in a child."""
+    """Serve the socket that argv names. Returns when the server has ended or an import has failed.
+    In a child it never returns."""
     server = socket(fileno=int(sys.argv[1]))
     os.set_inheritable(server.fileno(), False)
     reaper.set_name("pyrunc-zygote")
