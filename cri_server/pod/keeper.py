@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 from pyrunc.errors import Error, Unavailable
-from pyrunc.keeper.client import Keeper, ensure
+from pyrunc.keeper.client import Keeper, NoKeeper, ensure
 from pyrunc.shim.messages import StoredContainer, StoredPause
 
 log = logging.getLogger(__name__)
@@ -67,7 +67,8 @@ class StoredPods:
                     entries = [name.partition("/") for name in keeper.names()]
                 return {entry[2] for entry in entries if entry[0] in KINDS}
             except Unavailable as error:
-                log.info("%s", error)
+                # The first server after a boot finds no keeper.
+                log.log(logging.DEBUG if isinstance(error, NoKeeper) else logging.INFO, "%s", error)
                 # Raises OSError if this process may open no more descriptors: then an empty set
                 # would be wrong.
                 os.close(os.open("/", os.O_PATH | os.O_CLOEXEC))

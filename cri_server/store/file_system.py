@@ -141,7 +141,7 @@ def _check_overlay(root: Path, probe: Path) -> None:
     except OSError as error:
         if error.errno in FULL:
             raise
-        what = errno.errorcode.get(error.errno or 0, str(error))
+        what = error.strerror or str(error)
         raise Unsupported(
             f"{root} is on {file_system_type(root)}, where overlayfs cannot hide a file: {what}"
         ) from None

@@ -142,6 +142,10 @@ class _Request:
             raise KernelError("keeper", name, EMSGSIZE, what)
 
 
+class NoKeeper(Unavailable):
+    """No keeper was started in this folder since the boot: it has no socket."""
+
+
 class Keeper:
     """A client of the keeper in a folder. Not thread-safe.
 
@@ -310,6 +314,8 @@ class Keeper:
             raise self._lost(error) from None
 
     def _lost(self, error: OSError) -> Unavailable:
+        if error.errno == ENOENT:
+            return NoKeeper(f"no keeper was started in {self.folder}")
         return Unavailable(
             f"the connection to the keeper of {self.folder} failed: {error.strerror or error}"
         )

@@ -169,6 +169,13 @@ def test_the_log_is_text_on_stderr_by_default() -> None:
         assert line.endswith(" outcome=OK")
 
 
+def test_the_first_start_logs_no_failure() -> None:
+    with Server(network=False) as server:
+        lines = [line for line in server.tail().splitlines() if "cri_server.doctor." not in line]
+    assert any("recovered 0 sandboxes" in line for line in lines)
+    assert not [line for line in lines if "failed" in line or "cannot" in line]
+
+
 def failures(log: Log, verb: str) -> list[dict[str, Any]]:
     return [r for r in log.records() if r["message"] == f"{verb} failed"]
 

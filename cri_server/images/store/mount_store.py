@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cri_server.systemd import descriptor_store
 from pyrunc.errors import Error, Unavailable
-from pyrunc.keeper.client import Keeper
+from pyrunc.keeper.client import Keeper, NoKeeper
 from pyrunc.kernel.fd import close_all
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class MountStore:
                         taken[name] = entry.fds[0]
                     else:
                         close_all(entry.fds)
+            except NoKeeper:
+                pass  # the first server after a boot: no mount is stored
             except Error as error:
                 log.info("cannot take over stored mounts of images: %s", error)
             self._stored.update(taken)

@@ -20,7 +20,7 @@ import pytest
 
 from pyrunc.errors import KernelError, Unavailable, Unsupported
 from pyrunc.keeper import client
-from pyrunc.keeper.client import MESSAGE, Keeper, ensure
+from pyrunc.keeper.client import MESSAGE, Keeper, NoKeeper, ensure
 from pyrunc.kernel.process import alive_since
 from pyrunc.kernel.process import stat as stat_of
 from tests.support.keeper import end_keeper, is_gone, keeper_pid
@@ -395,6 +395,18 @@ def test_a_keeper_that_is_stopped_costs_a_bounded_wait(keeper: Keeper, tmp_path:
 
 
 # -- its life
+
+
+def test_a_folder_without_a_keeper_is_told_from_a_lost_keeper(
+    keeper: Keeper, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NoKeeper, match=f"^no keeper was started in {tmp_path}/empty$"):
+        Keeper(tmp_path / "empty").names()
+    end_keeper(tmp_path, signal.SIGKILL)
+    with pytest.raises(Unavailable, match=r"failed: Connection refused$") as lost:
+        Keeper(tmp_path).names()
+    assert not isinstance(lost.value, NoKeeper)
 
 
 def test_a_folder_has_one_keeper(keeper: Keeper, tmp_path: Path) -> None:
