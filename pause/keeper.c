@@ -1,6 +1,6 @@
-/* The keeper outlives the server and the shims, so that each and all of them can be killed. It is
- * the ancestor and subreaper of the shims: it reaps the processes that a dead shim leaves, and
- * notes how they ended. It also stores descriptors by name.
+/* The keeper outlives the server and the shims, all of which may be killed at any time. It is the
+ * ancestor and subreaper of the shims: it reaps the processes that a dead shim leaves, and notes
+ * how they ended. It also stores descriptors by name.
  *
  * Started as: keeper FOLDER. It locks FOLDER/keeper.lock (one instance; the file has its pid),
  * listens at FOLDER/keeper.sock (mode 0600, only uid 0) and continues as a child with its own
@@ -257,10 +257,10 @@ static const struct record *find_record(i32 pid, u64 start_time)
 	return 0;
 }
 
-/* Reaps children that have ended. How a child ended is stored before the zombie is reaped, so a
- * client that sees no process of that number gets the status. Returns the last result of waitid(2): 0 while
- * there are children, else -ECHILD; 1 when it stops after 256 children, so that connections have
- * their turn. */
+/* Reaps children that have ended. Stores how a child ended before it reaps the zombie, so that a
+ * client that does not find the process gets its status here. Returns the last result of waitid(2):
+ * 0 while there are children, else -ECHILD. Stops after 256 children and returns 1, so that
+ * connections have their turn. */
 static i64 reap(void)
 {
 	for (u32 i = 0; i < 256; i++) {
@@ -341,7 +341,8 @@ static i32 put(const u8 *name, u32 name_size, u32 data_size, const i32 *fds, u32
 	return 0;
 }
 
-/* Writes names into `outgoing`; returns their length. `passed`: entries to skip, now and next. */
+/* Writes names into `outgoing`; returns their length. `passed`: how many entries to skip; gets the
+ * number for the next request, 0 at the end. */
 static u32 list(const u8 *prefix, u32 size, u32 *passed)
 {
 	u32 length = 0;
@@ -663,7 +664,7 @@ static void become_quiet(void)
 	call(NR_SIGPROCMASK, SIG_SETMASK, (u64)&all, 0, sizeof all, 0, 0);
 }
 
-/* Raises the limit of descriptors as far as permitted; the store gets what is not spare. */
+/* Raises the limit of descriptors as far as permitted; the store may use all but SPARE_FDS. */
 static void raise_limit(void)
 {
 	u64 limit[2] = { 1024, 1024 };

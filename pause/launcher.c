@@ -3,9 +3,9 @@
  * go only forward; it uses no allocation and no libc.
  *
  * Started as: launcher N. Descriptor N is the synchronisation socket (SOCK_SEQPACKET), N+1 the
- * program, laid out as in pyrunc/program/encode.py. It is mapped privately, so results are stored
- * into its data, and checked as a whole before the first call is made: after that nothing in it can
- * lead outside of it.
+ * program, laid out as in pyrunc/program/encode.py. The program is mapped privately, so results are
+ * stored into its data. All of it is checked before the first call: no jump and no address in it
+ * leads outside of it.
  *
  * A message to the parent is 24 bytes: tag, index of the operation, two numbers. Exit codes: 124
  * the parent is gone, 125 a call failed (and was reported), 126 the program was refused. */

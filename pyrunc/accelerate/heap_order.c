@@ -1,4 +1,4 @@
-/* Places the blocks of memory to which commands write side by side in the snapshot. A part of
+/* Places blocks of memory side by side in the snapshot if commands write to them. A part of
    front.c, which works without this file.
 
    A command writes to some thousand objects of the snapshot, mostly to their reference counts, and
@@ -37,7 +37,7 @@ static struct order *order;	    /* NULL: blocks are placed as without this file 
 static struct allocation *origins; /* the block that begins at a grain of the region; NULL in the
 				       parent process */
 static unsigned int allocations[CLASSES], section;
-static int phase; /* while writes are stored */
+static int phase; /* 0 unless writes are stored */
 static char *areas[PHASES + 1], *area_ends[PHASES + 1];
 static PyMemAllocatorEx allocators[2];
 static const PyMemAllocatorDomain domains[] = {PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ};
@@ -129,8 +129,8 @@ static void *ordered_realloc(void *context, void *block, size_t size)
 	return placed;
 }
 
-/* While writes are stored, no block is freed, because a system call cannot write to the next block
-   at its place: the page is read-only. */
+/* While writes are stored, no block is freed. Its place would get a new block, to which no system
+   call could write, because the page is read-only. */
 static void ordered_free(void *context, void *block)
 {
 	const PyMemAllocatorEx *plain = context;
@@ -163,8 +163,8 @@ static void end_order(void)
 }
 
 /* Return 1 in a child process, which has to prepare the interpreter and to run commands. Return 0
-   in the parent process after the child's end, when the areas are there; without them if the child
-   has failed. */
+   in the parent process after the child's end: the areas are there then, unless the child has
+   failed. */
 static int fork_watched(void)
 {
 	int flags = MAP_ANONYMOUS | MAP_NORESERVE;
@@ -241,8 +241,8 @@ static void on_instruction(int number, siginfo_t *info, void *context)
 	((ucontext_t *)context)->uc_mcontext.gregs[REG_EFL] &= ~(greg_t)TRAP_FLAG;
 }
 
-/* Make the pools read-only. A pool with one block stays writable: new blocks come from it (see
-   _fill_pools()), to which system calls write. */
+/* Make the pools read-only. A pool with one block stays writable: new blocks come from such pools
+   (see _fill_pools()), and system calls write to new blocks. */
 static void protect_pools(void)
 {
 	watched_bytes = region_used & -(size_t)POOL;
@@ -255,8 +255,8 @@ static void protect_pools(void)
 	}
 }
 
-/* watch(phase): from now on store for this phase which blocks are written. For a child of the child
-   process, which ends with its command. */
+/* watch(phase): from now on store for this phase which blocks are written. Only for a child of the
+   child process, made for one command. */
 static PyObject *watch(PyObject *self, PyObject *number)
 {
 	struct sigaction write = {.sa_sigaction = on_write, .sa_flags = SA_SIGINFO};

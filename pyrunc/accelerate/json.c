@@ -38,7 +38,7 @@ static char unescaped(char escape)
 	return place != NULL ? characters[place - escapes] : '\0';
 }
 
-/* Read a string whose first quotation mark was read. */
+/* Read the rest of a string, after its first quotation mark. */
 static PyObject *read_string(struct reader *reader)
 {
 	const char *start = reader->at, *end = start;

@@ -9,14 +9,14 @@
 
    That works because all of the interpreter's memory is at the same addresses: the program is not
    position-independent, so code and data are fixed, and what the interpreter allocates comes from
-   one region at a fixed address. The C library, however, lies elsewhere in each process. So its own
-   data is not in the snapshot, nor are the tables of the program through which its functions are
-   called, and the few of its variables that the linker puts among the program's (R_*_COPY: environ,
-   stdin, …) are restored. No memory of its malloc is in the snapshot (--wrap), and no other shared
-   object may be loaded.
+   one region at a fixed address. The C library, however, lies elsewhere in each process. So the
+   snapshot contains neither its data nor the tables through which the program calls its functions.
+   The linker puts a few of its variables among the program's (R_*_COPY: environ, stdin, …); these
+   are restored. No memory of its malloc is in the snapshot (--wrap), and no other shared object may
+   be loaded.
 
-   With the memory, the secret of Python's string hashes is the same in every command; a user who
-   can choose a configuration to exploit that may run any program anyway.
+   The snapshot contains the secret of Python's string hashes, so every command has the same secret.
+   A user who can choose a configuration to exploit that may run any program anyway.
 
    A snapshot that was taken by another build, of another interpreter or of sources that have
    changed since is not used; then the plain script is executed, which does the same more slowly.
@@ -199,7 +199,7 @@ static void free_arena(void *context, void *arena, size_t size)
 		munmap(arena, size);
 }
 
-/* Map memory at a fixed, unused address: of the file, or anonymous when that is -1. */
+/* Map the file at a fixed, unused address; anonymous memory if `file` is -1. */
 static int map(uintptr_t start, size_t length, int file, off_t offset)
 {
 	int flags = MAP_PRIVATE | MAP_FIXED_NOREPLACE;
@@ -359,8 +359,8 @@ static void map_data(int file, const struct head *head)
 }
 
 /* Read the whole file in order if its first page is not in the page cache. The kernel then caches
-   it in large folios, which saves 8 to 10 % of a command's processor time: a file that is read
-   where its pages are touched is cached in small ones, and each of them is mapped by itself. */
+   it in large folios, which saves 8 to 10 % of a command's processor time. If its pages were read
+   only when a command touches them, the kernel would cache and map many small folios. */
 static void fill_page_cache(int file)
 {
 	char buffer[64 << 10];
@@ -371,7 +371,7 @@ static void fill_page_cache(int file)
 			;
 }
 
-/* Replace our memory by the snapshot's. Returns 0, with nothing changed, when none fits. */
+/* Replace our memory by the snapshot's. Returns 0, with nothing changed, if no snapshot fits. */
 static int restore(struct head *head)
 {
 	char stamps[STAMPS_AT_MOST], copies[COPIES];

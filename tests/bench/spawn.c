@@ -1,9 +1,9 @@
-/* Runs a command and says on descriptor 3: nanoseconds from before fork to after its end, microseconds of processor time,
+/* Runs a command and writes to descriptor 3: nanoseconds from before fork to after its end, microseconds of processor time,
    peak memory in KiB, wait status.
 
    A separate process, because the kernel counts the memory of the process that called execve into the peak of the program that was
-   executed (exec_mmap(): setmax_mm_hiwater_rss): a Python parent would hide every smaller figure. Peak memory is that of the
-   largest process among the command and its reaped children, as wait4(2) has it; so is the processor time their sum. */
+   executed (exec_mmap(): setmax_mm_hiwater_rss): a Python parent would hide every smaller figure. As in wait4(2),
+   peak memory is that of the largest process among the command and its reaped children; processor time is their sum. */
 #include <stdio.h>
 #include <sys/resource.h>
 #include <sys/wait.h>

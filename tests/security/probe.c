@@ -25,7 +25,7 @@ static double now(void)
 	return t.tv_sec + t.tv_nsec / 1e9;
 }
 
-/* swap A B: exchanges two names for ever; the count is told on SIGTERM. */
+/* swap A B: exchanges two names until SIGTERM; then prints how many times. */
 static volatile sig_atomic_t ended;
 
 static void end(int signal)
@@ -74,7 +74,7 @@ static int ours(int pid)
 
 static void tell(int pid, const char *what, long result, int error)
 {
-	/* Only what was certainly done to the newcomer counts: it must bear its name before and after. */
+	/* A result counts only if the process is called pyrunc:* before and after: then it was certainly ours. */
 	if (ours(pid))
 		printf("%s %s\n", what, result >= 0 ? "DONE" : strerrorname_np(error));
 }
@@ -285,7 +285,7 @@ static int connect_to(const char *name)
 	return answer("connect", connect(s, (void *)&address, sizeof(short) + 1 + strlen(name)), errno);
 }
 
-/* key NAME: find a user key by the session keyring, which takes possession and not only the same uid */
+/* key NAME: find a user key by the session keyring, which needs possession: the same uid is not enough */
 static int key(const char *name)
 {
 	long found = syscall(SYS_keyctl, 10 /* SEARCH */, -3 /* session */, "user", name, 0);
