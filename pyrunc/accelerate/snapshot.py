@@ -53,7 +53,7 @@ def prepare(path: str) -> bytes:
     """
     import _pyrunc  # type: ignore[import-not-found]
 
-    next_section = getattr(_pyrunc, "next_section", None)  # of heap_order.c: not on arm64
+    next_section = getattr(_pyrunc, "next_section", None)  # in heap_order.c, which arm64 lacks
     for name in MODULES:
         __import__(name)
         if next_section is not None:

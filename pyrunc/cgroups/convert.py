@@ -82,7 +82,7 @@ def weight(shares: int) -> int:
         return 10000
     log = math.log2(shares)
     exponent = (log * log + 125 * log) / 612.0 - 7.0 / 34.0
-    return math.ceil(round(10**exponent, 9))  # 1024 gives 100.00000000000001: not 101
+    return math.ceil(round(10**exponent, 9))  # for 1024: 100.00000000000001 is 100, not 101
 
 
 def io_weight(blkio_weight: int) -> int:

@@ -478,7 +478,7 @@ def _enables_all_controllers(directory: str) -> bool:
 def _enable_controllers(directory: str, only: Set[str] | None = None) -> None:
     """Enable the group's controllers, or only those in `only`, for its children.
 
-    Skips a controller that the kernel refuses; writing its limits reports it later. The kernel
+    Skips a controller that the kernel refuses; a later write of its limits reports that. The kernel
     refuses a controller if the group has processes or cgroup v1 uses the controller.
     """
     missing = set(cgroup.controllers(directory)) - set(

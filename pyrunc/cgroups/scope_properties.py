@@ -139,8 +139,8 @@ def from_annotations(annotations: Mapping[str, str]) -> list[Property]:
     """Parse annotations `org.systemd.property.NAME: value`. The value is GVariant text: a string,
     boolean, number or array of strings. Raises InvalidSpec.
 
-    If NAME ends in Sec, but not in USec, the value is in seconds. systemd gets it in microseconds,
-    and under the NAME with USec instead of Sec.
+    If NAME ends in Sec, but not in USec, the value is in seconds. systemd then gets microseconds,
+    as the property whose name ends in USec instead.
     """
     properties = []
     for key, text in annotations.items():

@@ -1,5 +1,5 @@
-"""Reads the facts about the runtime's own process and machine on which plans depend. Each process
-reads them once."""
+"""Reads the facts on which plans depend: facts about the runtime's own process and about the
+machine. Each process reads them once."""
 
 from __future__ import annotations
 

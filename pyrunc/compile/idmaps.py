@@ -1,7 +1,7 @@
 """Reads the id maps of user namespaces, and opens a user namespace for idmapped mounts.
 
-An idmapped mount needs the descriptor of a user namespace that has the map. If none exists yet, a
-waiting child is cloned into a new user namespace and killed once the namespace is open.
+An idmapped mount needs the descriptor of a user namespace with the mount's id map. If there is no
+such namespace, a waiting child is cloned into a new one and killed once the namespace is open.
 """
 
 from __future__ import annotations

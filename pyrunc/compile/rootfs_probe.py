@@ -91,7 +91,7 @@ def probe(
     pinned: Collection[str] = (),
     pivot: bool = True,
 ) -> RootfsFacts:
-    """Collect the facts about the root's files on which the plan depends.
+    """Collect the facts that the plan needs about the root's files.
 
     - `descriptors`: the detached root (`root`) and the detached bind mounts (`tree:INDEX`)
     - `nulls`: the numbers among 0 to 2 that are null devices

@@ -80,7 +80,7 @@ def open_root(request: CreateRequest, descriptors: NamedDescriptors) -> None:
 
 def open_overlay(rootfs: Overlay, linux: Linux, descriptors: NamedDescriptors) -> int:
     """Mount the overlay and return the detached mount. With a user namespace the lower layers are
-    idmapped, so that files of the host's user root belong to the container's user root.
+    idmapped: files of the host's root user belong to the container's root user.
 
     The upper and work folders are not idmapped and must belong to the user namespace's root.
     overlayfs writes to these folders with the mounter's id; if an id map lacked that id, the mount

@@ -1,8 +1,8 @@
 """Reads files of /proc/PID; sends signals and waits by pidfd; copies descriptors of other
 processes.
 
-Imports only modules that each interpreter has loaded at its start, so that importing this module
-costs `pyrunc` and the shim's forks little time.
+Imports only modules that each interpreter has loaded at its start, because `pyrunc` and the shim's
+forks must import this module quickly.
 """
 
 from __future__ import annotations

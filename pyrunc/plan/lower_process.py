@@ -440,7 +440,7 @@ def _execute_candidates(low: Lowering, paths: tuple[str, ...], name: str) -> Non
 
 def _close_all_but(low: Lowering, *names: str) -> None:
     """Emit calls that close all descriptors but stdio, the preserved ones, the synchronisation
-    socket and those called `names` in the plan. A container may wait for `start` for a long time,
+    socket and the plan's descriptors `names`. A container may wait for `start` for a long time,
     and must not keep other descriptors open."""
     keep = [low.sync_number, *(low.numbers[name] for name in names if name in low.numbers)]
     macros.close_all_from(low.a, 3 + low.preserve, keep)

@@ -609,7 +609,7 @@ _WITH_STEPS = (Sync, LoadFilter)
 
 
 class HostFacts(Value):
-    """Facts about the machine and the runtime's own process on which a plan depends.
+    """Facts on which a plan depends, about the machine and the runtime's own process.
 
     - `capabilities`: bit mask of those that the runtime can pass on to a process
     - `oom_score_adj`: the runtime's own value; its children cannot have a lower one unless
@@ -645,7 +645,7 @@ class HostFacts(Value):
 
 
 class RootfsFacts(Value):
-    """Facts about the files of one container on which its plan depends.
+    """Facts on which a container's plan depends, about the container's files.
 
     By index of `spec.mounts`:
     - `directories`: whether the mount's source is a directory

@@ -422,8 +422,8 @@ class Assembler:
         - `before`, `words`, `times`: the operation's other fields
         - `call`: its system call's name
 
-        Records for each label the slots that every path to the label has stored. If no label is
-        NEXT, only a jump can reach the following operation.
+        Records which slots have a value on all paths to each label. If no label is NEXT, only a
+        jump can reach the following operation.
         """
         index, stored = len(self._packed), self._stored
         jumps = reached = False
