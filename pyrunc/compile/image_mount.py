@@ -63,9 +63,9 @@ def open_image(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
 
 
 def open_layer(image: MountedImage, shared_mounts: Mapping[str, int]) -> int:
-    """Return a descriptor of the image's files, for use as the lowest layer of one overlay. Unlike
-    `open_image`, this need not make a clone, because overlayfs makes a private one itself.
-    Arguments and errors are those of `open_image`."""
+    """Return a descriptor of the image's files, for use as the lowest layer of one overlay. Shared
+    mounts are not cloned, because overlayfs makes a private clone itself. Arguments and errors are
+    those of `open_image`."""
     mount = shared_mounts.get(image.index)
     if mount is None or not host.constant_facts().clones_detached:
         return open_image(image, shared_mounts)

@@ -161,7 +161,7 @@ def _reopened_nulls(spec: Spec, nulls: tuple[int, ...]) -> tuple[int, ...]:
 
 def whole_instances() -> tuple[str, ...]:
     """Return the mount points of complete procfs and sysfs mounts in our mount namespace, in
-    reverse order of mounting. Bind mounts of a folder or file in them are left out."""
+    reverse order of mounting. Bind mounts that show only a part of procfs or sysfs are left out."""
     from pyrunc.kernel.mountinfo import mount_points
 
     paths = [

@@ -1,16 +1,16 @@
 """Plans the parent's steps: the half of a plan that the runtime carries out. Reads and changes
 nothing on the host.
 
-| point | the process | its parent's steps |
-|---|---|---|
-| cloned | is in its namespaces and cgroup, with hardly any rights | id maps, state.json, stdin of |
-|  |  | startContainer hooks, cgroup's owner, RDT, network devices |
-| mounted | has its root and mounts, not pivoted | prestart and createRuntime hooks, in the |
-|  |  | runtime's namespaces |
-| before-pivot | the same | createContainer hooks, in the container's namespaces |
-| before-identity | is still root of its namespaces, has its terminal | ONLCR, limits that the |
-|  |  | process may not raise |
-| listener | has loaded its filter | send the filter's listener to the agent |
+Each sync point, with the state of the process and the steps of its parent:
+
+- `cloned`: the process is in its namespaces and cgroup, with hardly any rights. Steps: id maps,
+  state.json, stdin of startContainer hooks, cgroup's owner, RDT, network devices.
+- `mounted`: the process has its root and mounts, but has not called pivot_root. Steps: prestart and
+  createRuntime hooks, in the runtime's namespaces.
+- `before-pivot`: the same state. Steps: createContainer hooks, in the container's namespaces.
+- `before-identity`: the process has its terminal and is still root of its namespaces. Steps: limits
+  that the process may not raise, ONLCR.
+- `listener`: the process has loaded its filter. Step: send the filter's listener to the agent.
 
 The order of the steps at `cloned`: the id maps come first, because no process can act in a user
 namespace without them. The write of state.json comes next: if the runtime is killed afterwards,
