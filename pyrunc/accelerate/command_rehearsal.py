@@ -3,8 +3,8 @@ snapshot of the interpreter is taken.
 
 The snapshot then contains what a first run computes: code that CPython has specialised for the
 types in use (PEP 659), CPython's cache of attributes, and tables in modules. Otherwise each command
-would repeat this work, and copy the pages of the snapshot to which it writes. No container is made
-and no process is started. At the end, all variables of the modules are restored.
+would repeat this work, and copy the pages of the snapshot to which it writes. No process of a
+container is started. At the end, all variables of the modules are restored.
 """
 
 from __future__ import annotations

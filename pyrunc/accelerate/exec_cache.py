@@ -3,8 +3,9 @@ lowering.
 
 Probes run the same command every few seconds. A program has no pids and no descriptors, so it can
 be run again as long as its inputs are the same. The cache `key` has these inputs: the container's
-configuration, the request, the runtime's own rights, the file in which the user's home is looked
-up, and the runtime's version. Programs are stored in the container's folder and removed with it.
+configuration, first process and keyring, the request, the runtime's own rights, the file in which
+the user's home is looked up, and the runtime's version. Programs are stored in the container's
+folder and removed with it.
 
 Only plain requests are cached: without a terminal, console socket, extra descriptors or `--cgroup`.
 They must also come from root of the initial user namespace: for any other user, the parent of the

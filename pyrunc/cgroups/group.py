@@ -110,7 +110,7 @@ class Cgroup:
 
         - AlreadyExists when processes live in the group
         - WrongState when the group is frozen, or another process keeps removing it
-        - InvalidSpec for a path with `..`
+        - InvalidSpec for the root group and for a path with `..`
         - KernelError, and PeerError or DeadlineExceeded (systemd)
         """
         self._require_own()
