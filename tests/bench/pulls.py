@@ -115,8 +115,8 @@ class Side:
         self.bench._sample(f"read all files, {step}", begin)
 
     def cached_tars(self) -> int:
-        """Return bytes of our layers' tars in memory, beside the containers' mounts; 0 for
-        containerd."""
+        """Return the bytes of our layers' tars in the page cache, without the pages of containers'
+        mounts; 0 for containerd."""
         return cached(_files(self.store / "images/tars"))
 
     def wait_until_dropped(self) -> None:

@@ -171,7 +171,7 @@ def without_the_v2_tree() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def sides(folder: Path) -> Iterator[list[Side]]:
-    """Start the runtimes, runc first, to which ratios refer."""
+    """Start the runtimes; runc is the first, because ratios refer to it."""
     with contextlib.ExitStack() as stack:
         all_sides = [
             Side("runc", [str(toolchain.peer() / "bin/runc")], folder / "runc"),

@@ -44,8 +44,8 @@ class Server:
     launch: Callable[[], None]
 
     def processes(self) -> list[int]:
-        """Return the server, its helpers, and a pod's processes beside the user's: shims,
-        monitors, pause."""
+        """Return the server, its helpers, and those processes of pods that are not the user's:
+        shims, monitors, pause."""
         return memory.of_a_server(self.namespace)
 
     def helpers(self) -> list[int]:

@@ -275,8 +275,8 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
 def test_a_container_can_have_more_mounts_than_a_message_has_descriptors(
     server: Server, tmp_path: Path
 ) -> None:
-    """Mounts that the container's process makes need no descriptor; the error names the limit of
-    the others."""
+    """Mounts that the container's process makes need no descriptor. Other mounts need one each; the
+    error names their limit."""
     pod, mounts = server.run_pod(), []
     for number in range(MANY):
         (tmp_path / str(number)).mkdir()

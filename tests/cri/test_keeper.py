@@ -162,7 +162,8 @@ def kill(*pids: int) -> None:
 
 
 def stored(server: Server) -> set[str]:
-    """Return the names of the entries of pods; the others are mounts of images."""
+    """Return the names under which the keeper stores parts of pods. Its other entries are mounts of
+    images."""
     keeper = Keeper(server.state)
     try:
         return {name for name in keeper.names() if not name.startswith("image/")}
@@ -261,7 +262,7 @@ def test_a_new_keeper_is_filled_again(server: Server) -> None:
 
 
 def test_stderr_is_attached_as_stderr_when_stdout_had_ended(server: Server) -> None:
-    """The new keeper gets only the stream that is open, and the next shim only that one."""
+    """The new keeper, and after it the next shim, get only the stream that is open."""
     pod = server.run_pod()
     script = "exec >&-; echo ready >&2; until test -e /done; do sleep 0.1; done; echo word >&2"
     container = server.launch(pod, server.container_config(["/bin/sh", "-c", script]))

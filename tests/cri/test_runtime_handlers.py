@@ -115,8 +115,8 @@ def test_a_container_of_another_runtime_runs_and_is_removed(server: Server, hand
 def test_a_source_swapped_before_its_mount_is_not_followed(
     server: Server, handler: str, tmp_path: Path
 ) -> None:
-    """CVE-2021-25741: a program with write access beside a host path replaces it by a link before
-    the external runtime mounts it. The test covers files, and mounts below a source."""
+    """CVE-2021-25741: a program that may write to the folder of a host path replaces the path by a
+    link before the external runtime mounts it. The test covers files, and mounts below a source."""
     secret, folder, file = tmp_path / "secret", tmp_path / "folder", tmp_path / "file"
     secret.mkdir()
     (folder / "below").mkdir(parents=True)

@@ -1,5 +1,6 @@
 """Tests that containers made after a restart of the server share the page cache of their image with
-running containers, because the keeper stores the mounts; without one they have separate pages."""
+running containers, because the keeper stores the mounts. Without stored mounts they have separate
+pages."""
 
 from __future__ import annotations
 

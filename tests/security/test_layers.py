@@ -265,9 +265,9 @@ def has_reserve(disk: Path) -> bool:
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
 def test_sparse_files_are_charged_by_blocks(store: str) -> None:
-    """CWE-409: a sparse file with a byte in each block takes 4,096 times its data, or 1,100 times
-    the blob; this is below the limit of 500 for bytes, and filled the disk with the node's reserve.
-    The layer is refused while the reserve is still free."""
+    """CWE-409: a sparse file with a byte in each block takes 4,096 times its data on the disk, or
+    1,100 times the blob, and filled the disk with the node's reserve. The layer is refused while
+    the reserve is still free."""
     count = 20_000
     pairs = ",".join(f"{n * 4096},1" for n in range(count))
     sparse = LayerFile(

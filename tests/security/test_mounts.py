@@ -128,8 +128,8 @@ def test_a_destination_swapped_during_the_mount_stays_in_the_root(
 def test_a_swapped_working_directory_stays_in_the_root(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2024-45310 by process.cwd, which the runtime makes when it is missing, with the same
-    race. The canary gets no event, and each marker is mounted beneath the container's root."""
+    """CVE-2024-45310 by process.cwd, which the runtime makes when it is missing, while a folder on
+    its path is swapped with a link to the canary. The canary gets no event."""
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
     (volume / "link").symlink_to(str(canary.path))

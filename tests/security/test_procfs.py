@@ -114,8 +114,8 @@ def test_a_volume_over_proc_is_refused(
     runtime: Runtime, tmp_path: Path, destination: str, kind: str
 ) -> None:
     """CVE-2019-16884: the image demands a volume at /proc or inside, with files that look like a
-    procfs, so that labels are written there. Create fails, and the error names the type or the
-    path."""
+    procfs, so that the runtime would write labels there. Create fails, and the error names the type
+    or the path."""
     fake = fake_proc(tmp_path / "fake")
     entry = bind(fake, destination) if kind == "bind" else mount(destination)
     result = runtime.run("true", change=lambda config: config["mounts"].append(entry))

@@ -103,8 +103,8 @@ async def test_slow_streams_do_not_delay_other_pulls(
 async def test_a_slow_tenant_of_a_registry_does_not_delay_other_tenants(
     service: ImageService, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that is a proxy cache sends one tenant's copy of a base slowly. Other pulls of it
-    from that registry wait for the first one only for a moment."""
+    """A registry that is a proxy cache sends one tenant's copy of a base image slowly. Other pulls
+    of it from that registry wait for the first one only for a moment."""
     monkeypatch.setattr(sharing, "SLOW_S", 0.5)
     registry.fault("/blobs/" + r"(?!" + BASE.id + ")", times=2, byte_delay_s=1 / BYTES_PER_SECOND)
     registry.push("mine:v1", BASE)

@@ -1,4 +1,5 @@
-"""A test's own cgroup, for programs that make their cgroups beside their own one."""
+"""Provides a test with its own cgroup, because some programs make their cgroups beside the one in
+which they run."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def own_group(name: str) -> Iterator[Path]:
 
 
 def below(root: Path, part: str) -> list[Path]:
-    """Return the groups below `root` with `part` in their name. Others may be removed meanwhile,
-    at which `Path.rglob` would fail."""
+    """Return the groups below `root` with `part` in their name. `Path.rglob` would fail if a group
+    is removed meanwhile."""
     return [
         Path(folder, name) for folder, names, _ in os.walk(root) for name in names if part in name
     ]

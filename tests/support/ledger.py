@@ -11,7 +11,7 @@ unexpected name, nftables with their elements, and every process that runs one o
 programs. Nothing else may work on the machine then but other workers of the same run, which count
 the objects with their own mark (`tests/support/schedule.py`).
 
-State entries are counted for the folders that a test names.
+Files in state directories are counted for the directories that a test names.
 """
 
 from __future__ import annotations
@@ -271,7 +271,7 @@ def nftables() -> set[str]:
 
 
 def _is_own(name: str) -> bool:
-    """Return whether a mount, link, cgroup or named namespace is this session's."""
+    """Return whether a mount, network device, cgroup or named namespace is this session's."""
     mark = session.mark()
     return bool(mark and mark in name) or any(folder in name for folder in FOLDERS)
 

@@ -71,7 +71,8 @@ class Program:
 def clean_up_on_signals() -> None:
     """Make SIGINT and SIGTERM raise an exception, so that this process cleans up before it ends.
 
-    This includes SIGINT in background processes, for which a shell without job control ignores it.
+    This includes SIGINT in background processes, which a shell without job control starts with
+    SIGINT ignored.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))

@@ -91,8 +91,8 @@ def names(folder: Path) -> list[str]:
 def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> tuple[int, str]:
     """Return exit code and output of one program.
 
-    It has its own pid and mount namespaces, which end with it; containers that it leaves have their
-    cgroups beside `group`, in which it runs.
+    It has its own pid and mount namespaces, which end with it. It runs in `group`; cgroups of
+    containers that it leaves are beside `group`.
     """
     command = ["sh", "-c", groups.ENTER, str(group)]
     command += ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]

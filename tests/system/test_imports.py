@@ -12,8 +12,8 @@ from tests.system.harness import Runtime
 
 
 def searched(runtime: Runtime, trace: Path, *words: str) -> list[str]:
-    """Return the compiled Python modules that this command, which must succeed, opens, and the
-    folders in which it searches for modules."""
+    """Return the compiled Python modules that a command opens, and the folders in which it searches
+    for modules. The command must succeed."""
     command = [
         "strace",
         "-qq",

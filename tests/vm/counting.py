@@ -55,8 +55,8 @@ def restore(server: Server, reference: Path | str, config: api.ContainerConfig) 
 
 
 def goes_on(server: Server, container: str) -> None:
-    """Assert that the workload continues its count, and has its written and not its removed files;
-    stop the container."""
+    """Assert that the workload continues to count, has the files that it has written and lacks
+    those that it has removed; stop the container."""
     assert wait_until(lambda: server.log_lines(container), 60, 0.5)
     first = int(server.log_lines(container)[0])
     assert first > 5

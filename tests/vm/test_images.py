@@ -1,5 +1,5 @@
 """Tests images on Linux 6.12, which can mount EROFS from files, with a separate mount for each
-container: runs in the guest the tests of tests/cri/images, of containers over such images, of files
+container. Runs in the guest tests/cri/images, and tests of containers over such images, of files
 that are sealed with fs-verity, and of mounts that systemd keeps."""
 
 from __future__ import annotations

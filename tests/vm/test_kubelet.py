@@ -1,5 +1,6 @@
 """Tests a real kubelet in the guest, under systemd and pure cgroup v2, set up as Vagrant does it,
-except for the control plane, which is on this side: emulated it would take most of the time."""
+except for the control plane, which is on this side: in the emulator it would take most of the
+time."""
 
 from __future__ import annotations
 

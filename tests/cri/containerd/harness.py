@@ -28,8 +28,8 @@ class Suite:
     up."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        """The suite skips tests of user namespaces depending on a folder of containerd's and a
-        command called runc, so provide both."""
+        """Provide a folder of containerd's and a command called runc, by which the suite decides
+        whether it skips tests of user namespaces."""
         self.server, self._folder = server, folder
         listed = folder / "images.toml"
         listed.write_text(images.image_list())

@@ -259,7 +259,8 @@ async def test_read_file_data_is_in_memory_once(
 async def test_a_newly_mounted_image_is_read_from_memory(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """The pull's pages stay in memory for the first container, whenever the server drops pages."""
+    """For the first container, the pull's pages stay in memory, even if the server drops pages
+    right after the mount."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     service._store.mounts.drop_tar_pages()
@@ -274,8 +275,8 @@ async def test_a_newly_mounted_image_is_read_from_memory(
 async def test_memory_and_disk_of_a_removed_image_are_freed(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """The removal frees them in the background and does not wait for the pages of its files and of
-    its mount."""
+    """They are freed in the background. The removal does not wait for the pages of the image's
+    files and mount."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     rootfs = await service.rootfs(built.id)

@@ -41,8 +41,8 @@ async def test_the_exit_code_is_reported(
 
 @pytest.mark.parametrize("protocol", SPDY[1:3])
 async def test_old_clients_get_the_status_as_text(go: GoExec, protocol: str) -> None:
-    """v1 is left out, because Go's v1 client takes either the end of the outputs or the text for
-    the outcome, whichever comes first."""
+    """v1 is left out: for Go's v1 client the outcome is the end of the outputs or the text,
+    whichever comes first."""
     outcome = await go("exit 3", protocol=protocol)
     assert outcome.exit_code == FAILED
     assert b"exit code 3" in outcome.stderr

@@ -283,7 +283,7 @@ def link_names() -> set[str]:
 
 
 def find_link(name: str) -> Any:
-    """Return pyroute2's message about the link; None when it is missing."""
+    """Return pyroute2's message about the network device; None when it is missing."""
     with IPRoute() as route:
         matches = [entry for entry in route.get_links() if entry.get_attr("IFLA_IFNAME") == name]
     return matches[0] if matches else None

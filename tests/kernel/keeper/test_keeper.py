@@ -142,7 +142,8 @@ def test_invalid_names_are_refused(keeper: Keeper, name: str) -> None:
 
 
 def test_a_posted_call_outlives_its_sender(keeper: Keeper, tmp_path: Path) -> None:
-    """The sender exits while the keeper is stopped; another client then asks for the entry."""
+    """The sender exits while the keeper is stopped. Another client then finds the entries that the
+    sender has posted."""
     pid = keeper.hello()
     sender = Keeper(tmp_path)
     sender.hello()

@@ -103,7 +103,7 @@ async def test_the_end_of_a_shim_is_noticed_after_a_refused_shutdown(pod: TestPo
 
 
 async def test_renewed_shims_keep_their_version(pod: TestPod, tmp_path: Path) -> None:
-    """They are not replaced as shims of another version."""
+    """After `renew` the old shims still count as shims of this version."""
     async with server_of_another_version(pod, tmp_path / "shims") as processes:
         first = set(processes.of_this_version)
         await processes.renew()

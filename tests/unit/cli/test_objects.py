@@ -287,7 +287,7 @@ def test_an_error_has_its_path(documents: list[dict[str, Any]], message: str) ->
 
 
 def test_an_environment_may_use_the_downward_api() -> None:
-    """Resources are in units of the divisor, rounded up; a missing request is the limit."""
+    """Resources are in units of the divisor, rounded up; a missing request counts as the limit."""
     refs = {
         "CPUS": {"resource": "limits.cpu"},
         "MILLI": {"resource": "requests.cpu", "divisor": "1m"},

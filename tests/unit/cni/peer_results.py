@@ -31,7 +31,7 @@ class PeerResult:
 
 
 def _aws(mac: str, sandbox: str) -> dict[str, Any]:
-    """amazon-vpc-cni-k8s since 1.7: a note for its own DEL, in an interface that does not exist."""
+    """amazon-vpc-cni-k8s since 1.7: an interface that does not exist is a note for its own DEL."""
     return {
         "cniVersion": "0.4.0",
         "interfaces": [

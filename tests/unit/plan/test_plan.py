@@ -307,8 +307,8 @@ def test_devices_are_created_as_listed() -> None:
 
 
 def test_the_oom_score_is_written_even_if_it_equals_ours() -> None:
-    """The process that carries out the plan, a shim, may have another score than the one that
-    makes it."""
+    """The process that carries out the plan, a shim, may have another score than the process that
+    makes the plan."""
     document = default()
     document["process"]["oomScoreAdj"] = 0
     for host in (HOST, HOST.replace(capabilities=0), HOST.replace(in_user_namespace=True)):

@@ -115,8 +115,8 @@ def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: G
 
 
 def test_a_kill_below_a_shared_parent_may_be_another_pods(groups: Groups) -> None:
-    """The kill may be that of another pod's container, so it counts for this one only with the exit
-    code of a kill."""
+    """The kill may be that of another pod's container, so it counts for this container only if its
+    exit code is that of a kill."""
     counts, container, other = KillCounts(), groups.add("c"), groups.add("of-another-pod")
     groups.add("pause-of-another-pod")
     counts.watch(container)

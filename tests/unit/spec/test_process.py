@@ -287,7 +287,8 @@ def test_a_line_of_group_is_parsed_like_runc(
 
 
 def test_the_home_is_that_of_the_first_line_with_the_uid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mounted file may have a hundred thousand lines: those behind it are not parsed."""
+    """A mounted file may have a hundred thousand lines: the lines after the user's are not
+    parsed."""
     parsed = []
 
     def account(*fields: Any) -> user.Account:

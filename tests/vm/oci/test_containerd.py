@@ -287,7 +287,7 @@ def test_an_oom_kill_is_reported_over_cri(cri: Cri) -> None:
 
 
 def test_containers_of_a_pod_end_separately(cri: Cri) -> None:
-    """The shim is shared by a pod's containers: two of them, one ends, the other lives."""
+    """The two containers of a pod share the shim: one ends, the other lives."""
     pod, config = cri.pod("two")
     first = cri.container(pod, config, "sleep", "1000")
     cri.runtime.StopContainer(api.StopContainerRequest(container_id=first, timeout=0), timeout=60)

@@ -1,4 +1,4 @@
-"""Tests volumes that a container has prepared against their relabelling: files outside of the
+"""Tests the relabelling of volumes that a container has prepared against it: files outside of the
 volume keep their labels."""
 
 from __future__ import annotations
