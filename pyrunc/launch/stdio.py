@@ -113,7 +113,8 @@ def _make_null(folder: int) -> int:
 
 
 def _host_label() -> bytes:
-    """Return the SELinux label of /dev/null, which every domain may use; empty without SELinux."""
+    """Return the SELinux label of the host's /dev/null; empty without SELinux. Every domain may use
+    a device with this label."""
     global _label
     if _label is None:
         _label = b""

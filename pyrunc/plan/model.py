@@ -472,8 +472,8 @@ class SetLimit(Op):
 
 
 class DropBounding(Op):
-    """Drop all capabilities but `keep` (numbers) from the bounding set. `last`: the kernel's
-    highest number."""
+    """Drop all capabilities but `keep` (numbers) from the bounding set. `last`: the number
+    of the kernel's last capability."""
 
     keep: tuple[int, ...]
     last: int
