@@ -32,7 +32,7 @@ CHAPTERS = {
 
 
 def _load() -> tuple[Page, ...]:
-    """Read pages.toml in the order of CHAPTERS."""
+    """Return the pages of pages.toml, in the order of CHAPTERS."""
     content = Path(__file__).with_name("pages.toml").read_bytes()
     chapters = msgspec.toml.decode(content, type=dict[str, dict[str, Page]])
     return tuple(
