@@ -1,4 +1,4 @@
-"""Provides one server for the tests of a file; each test starts with none of its pods."""
+"""Provides one server for the tests of a file; each test starts without pods."""
 
 from __future__ import annotations
 

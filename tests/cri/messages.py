@@ -123,7 +123,7 @@ class Things:
 
 @dataclass(frozen=True)
 class Message:
-    """A request on the wire. `parsed` is None when the bytes are no message."""
+    """A request on the wire. `parsed` is None when the bytes cannot be parsed."""
 
     call: str
     wire: bytes

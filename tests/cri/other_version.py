@@ -1,4 +1,4 @@
-"""A server of another version: started as `python -m tests.cri.other_version serve …`."""
+"""A server that reports version 0.0.9; started as `python -m tests.cri.other_version serve …`."""
 
 from __future__ import annotations
 

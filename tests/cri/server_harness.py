@@ -333,8 +333,8 @@ class Server:
                 group.rmdir()
 
     def end_boot(self) -> None:
-        """End everything of this boot at once, like a power cut; the caller handles the root
-        directory."""
+        """Kill all processes of the server and its pods and remove its state directory, like a
+        power cut; the caller handles the root directory."""
         self.kill()
         self._end_orphans()
         end_keeper(self.state)
@@ -357,7 +357,7 @@ class Server:
         return str(image["id"])
 
     def pod_config(self, name: str = "", **changes: Any) -> api.PodSandboxConfig:
-        """Return a small pod; `changes` are fields of the message."""
+        """Return the configuration of a small pod; `changes` are fields of the message."""
         self._pods += 1
         name = name or f"pod{self._pods}"
         config = api.PodSandboxConfig(
@@ -382,7 +382,8 @@ class Server:
     def container_config(
         self, command: Iterable[str] = ("sleep", "3600"), **changes: Any
     ) -> api.ContainerConfig:
-        """Return a container of the busybox image; `changes` are fields of the message."""
+        """Return the configuration of a container of the busybox image; `changes` are fields of the
+        message."""
         config = api.ContainerConfig(
             metadata=api.ContainerMetadata(name="c"),
             image=api.ImageSpec(image=IMAGE),
@@ -511,7 +512,8 @@ def busybox_archive(reference: str) -> bytes:
 
 
 def image_archive(reference: str, *layers: dict[str, bytes]) -> bytes:
-    """Return a docker-archive of files by path, bottom layer first."""
+    """Return a docker-archive of an image. Each layer maps paths to contents; the bottom layer is
+    first."""
     return build.docker_archive({reference: build.image([build.layer(files) for files in layers])})
 
 
@@ -535,7 +537,7 @@ def code_of(call: Callable[[], object]) -> grpc.StatusCode:
 
 
 def message_of(call: Callable[[], object]) -> str:
-    """Return the message of a call that must fail."""
+    """Return the error message of a call that must fail."""
     try:
         call()
     except grpc.RpcError as error:

@@ -107,7 +107,8 @@ class World:
         return self.server.container_config(COMMAND, metadata=api.ContainerMetadata(name=name))
 
     def base(self, call: str) -> Any:
-        """Return a request that succeeds; requests of calls that would end objects name none."""
+        """Return a request that succeeds. For a call in `DESTRUCTIVE` it names an unknown object,
+        so that nothing is destroyed."""
         request = getattr(api, calls()[call].input_type.name)()
         fields = request.DESCRIPTOR.fields_by_name
         for name, ids in (
@@ -141,7 +142,8 @@ class World:
         return request
 
     def send(self, message: Message) -> tuple[str, str, Any]:
-        """Return the code's name, its message, and the answer (of a stream the last one)."""
+        """Return the status code's name, the error message, and the answer (of a stream the last
+        one)."""
         method = calls()[message.call]
         channel = self.server.channel
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
@@ -193,7 +195,7 @@ class World:
             ids.remove(old)
 
     def left(self) -> dict[str, list[str]]:
-        """Return the names that the server has on disk for pods and containers."""
+        """Return the names in the server's folders of pods and containers, by folder."""
         below = ("sandboxes", "containers", "pods")
         folders = [f / name for f in (self.server.root, self.server.state) for name in below]
         return {str(f): sorted(os.listdir(f)) for f in folders if f.is_dir()}

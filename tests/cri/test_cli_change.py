@@ -1,5 +1,5 @@
 """Tests verbs that change containers or connect to them: stop, kill, rm, restart, update, cp,
-attach, port-forward; and their questions."""
+attach, port-forward; and their confirmation prompts."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ PATIENT = "trap 'exit 5' TERM; echo up; while :; do sleep 0.02; done"
 
 
 def pod(server: Server, name: str, *scripts: str, **labels: str) -> str:
-    """Run a pod with containers `c0`, `c1`, … for the scripts; return its id."""
+    """Run a pod with a container for each script (`c0`, `c1`, …); return the pod's id."""
     sandbox = server.run_pod(server.pod_config(name, labels=labels))
     for number, script in enumerate(scripts):
         config = server.container_config(["sh", "-c", script], log_path=f"c{number}.log")

@@ -108,8 +108,8 @@ def test_runtime_config_shows_the_cgroup_driver(server: Server) -> None:
 
 
 def test_update_warns_about_missing_controllers(server: Server) -> None:
-    """The tests' server has `missing_controllers = "warn"`; its verbose status lists its
-    controllers."""
+    """The server has `missing_controllers = "warn"`; the test reads the server's controllers from
+    its verbose status."""
     server.launch(server.run_pod())
     config = ok(server, "info").json["config"]
     lines = ok(server, "update", "--cpus", "0.5", "--memory", "64Mi", "c").err.splitlines()

@@ -17,7 +17,8 @@ server = server_fixture("module")
 
 
 def configuration(server: Server, **cgroup: str) -> Path:
-    """Write the configuration of the server, which the tests pass as flags."""
+    """Write a configuration file with the settings that the tests pass to the server as flags;
+    return its path."""
     tables: dict[str, dict[str, Any]] = {
         "server": {
             "listen": f"unix://{server.socket}",
@@ -52,7 +53,7 @@ def run(config: Path, *arguments: str) -> tuple[int, str]:
 
 
 def doctor(config: Path) -> dict[str, dict[str, str]]:
-    """Return the results by code."""
+    """Run `pyrunc-cri doctor`; return its results by code."""
     code, text = run(config, "--json")
     results = json.loads(text)
     assert code == any(f["level"] == "wrong" for f in results)
@@ -241,7 +242,7 @@ def test_doctor_finds_leftover_mounts_and_cgroups() -> None:
 
 
 def test_a_starting_server_logs_problems(server: Server) -> None:
-    """A server without a network configuration logs the result with its remedy."""
+    """A server without a network configuration logs the doctor's result with its remedy."""
     with Server(network=False) as other:
         assert wait_until(lambda: "cni-config: no network configuration" in other.tail(100), 30)
         (line,) = [line for line in other.tail(100).splitlines() if "cni-config" in line]

@@ -146,8 +146,8 @@ def test_only_the_server_looks_up_the_volume(
 def test_a_start_that_waits_for_the_volume_delays_no_other_start(
     server: Server, volume: fuse.Volume
 ) -> None:
-    """The container's process looks up a source below the top of a volume once more. The shim
-    continues meanwhile."""
+    """The container's process looks up a mount source below the volume's mount point once more. The
+    shim starts other containers meanwhile."""
     pod = server.run_pod()
     below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
     first = server.create(pod, container_config(server, below, name="first"))
@@ -169,7 +169,7 @@ def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
     server: Server, volume: fuse.Volume
 ) -> None:
     """An empty HOME becomes `/`, because the passwd file on the volume has no line for the user.
-    The server sets it when it creates the container. An exec with an empty HOME waits for the
+    The server sets HOME when it creates the container. An exec with an empty HOME waits for the
     volume; meanwhile the shim serves other calls."""
     pod = server.run_pod()
     passwd = api.Mount(container_path="/etc/passwd", host_path=str(volume.path / "file"))
@@ -211,7 +211,7 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
 def test_mounts_of_a_cdi_device_follow_links(
     server: Server, volume: fuse.Volume, cdi: Path, answers: bool
 ) -> None:
-    """A CDI file names the volume through a link, which is followed."""
+    """A CDI file may name the volume by a symbolic link: the mount follows the link."""
     link = volume.path.with_name("link")
     link.symlink_to(volume.path)
     edits = {"mounts": [{"hostPath": str(link), "containerPath": "/v", "options": ["bind", "ro"]}]}
@@ -247,8 +247,8 @@ def test_an_id_mapping_error_does_not_query_the_volume(server: Server, volume: f
 
 
 def test_a_start_after_a_restart_opens_the_volume_again(tmp_path: Path) -> None:
-    """The launch is lost with the server: the volume gets one more request, with the same
-    timeout."""
+    """The restarted server has no compiled launch of the container, so it looks up the volume once
+    more, with the same timeout."""
     with started(tmp_path) as server, mounted(server, tmp_path) as volume:
         starts_again(server, volume)
 

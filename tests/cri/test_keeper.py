@@ -60,7 +60,8 @@ def zygote_of_shims(server: Server) -> int:
 
 
 def test_only_shims_are_protected_like_the_keeper_from_the_oom_killer(server: Server) -> None:
-    """The zygote is a child of the keeper, but a job may process a hostile image."""
+    """The zygote is not protected, although it is a child of the keeper: one of its jobs may
+    process a hostile image."""
 
     def score_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
@@ -162,8 +163,7 @@ def kill(*pids: int) -> None:
 
 
 def stored(server: Server) -> set[str]:
-    """Return the names under which the keeper stores parts of pods. Its other entries are mounts of
-    images."""
+    """Return the names of the keeper's entries for pods, without those for image mounts."""
     keeper = Keeper(server.state)
     try:
         return {name for name in keeper.names() if not name.startswith("image/")}

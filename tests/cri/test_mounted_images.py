@@ -31,7 +31,8 @@ def files(server: Server, folder: str) -> list[Path]:
 
 
 def mounts_of(server: Server) -> list[str]:
-    """Return the EROFS mounts and the mounts of the server's folder in the server's view."""
+    """Return the mountinfo lines of EROFS mounts and of the server's folder, as the server sees
+    them."""
     lines = Path(f"/proc/{server.pid}/mountinfo").read_text().splitlines()
     return [line for line in lines if " - erofs " in line or str(server.folder) in line]
 
@@ -177,8 +178,8 @@ def test_a_restart_may_change_the_store(own_server: Server) -> None:
 
 
 def test_gc_converts_unused_images() -> None:
-    """The first server unpacks images, the next one mounts them: running containers keep their
-    files."""
+    """The first server unpacks images, the next one mounts them. gc converts a stored image only
+    when no container uses it."""
     with Server(settings={"images": {"store": "unpacked"}}) as server:
         server.load_image()
         pod = server.run_pod(host_network=True)

@@ -26,7 +26,7 @@ from tests.support.processes import wait_until
 
 
 def all_points() -> list[str]:
-    """Return every step of every verb, once the server's modules are loaded."""
+    """Return every step of every verb. Imports the server's modules, which define the steps."""
     import cri_server.rpc.runtime  # noqa: F401
 
     return Steps.points()
@@ -176,7 +176,7 @@ def test_stop_ends_the_container_of_a_silent_shim(server: Server) -> None:
 
 
 def _answers(server: Server, container: str) -> bool:
-    """Return whether execs work: not while the server has no connection to the shim."""
+    """Return whether an exec works; it fails while the server has no connection to the shim."""
     try:
         return bool(server.exec(container, "echo", "again").stdout == b"again\n")
     except grpc.RpcError as error:
@@ -368,7 +368,8 @@ def test_an_empty_record_is_removed_as_an_unanswered_call(server: Server) -> Non
 
 @contextlib.contextmanager
 def second(server: Server, **folders: Path) -> Iterator[Server]:
-    """Start another server with its own log and socket and these folders, which must be refused."""
+    """Turn `server` into a second server for the block, with another log and socket and with
+    `folders`. Its start must be refused."""
     before = {
         name: getattr(server, name) for name in ("_process", "log", "socket", "root", "state")
     }

@@ -1,5 +1,5 @@
 """Tests CreateContainer from a checkpoint's archive, without CRIU: which archives are refused, and
-that nothing is left."""
+that the refused ones leave nothing behind."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests root directories on unusual mounts: usable ones are used, others are refused before any
-client is answered."""
+"""Tests root directories on unusual mounts: the server uses the suitable ones, and refuses the
+others before it answers any client."""
 
 from __future__ import annotations
 

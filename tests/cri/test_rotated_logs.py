@@ -1,5 +1,5 @@
-"""Tests that the server rotates the logs of `pyrunc-cri run`, which kubelet does not know, and
-loses no line."""
+"""Tests that the server rotates the logs of pods that `pyrunc-cri run` made, because kubelet does
+not know them, and loses no line."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def run(
 
 @pytest.fixture(autouse=True)
 def no_folders(module_server: Server) -> Iterator[None]:
-    """Remove the pod folders of a test."""
+    """Remove the folders of pods after each test."""
     yield
     shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
 
@@ -152,7 +152,7 @@ def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Pat
 def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container of the pod replaces it after the client has resolved the path and before the
+    """A container of the pod replaces the sub path after the client has resolved it and before the
     server does."""
     resolve, volume = volumes.source, tmp_path / "volume"
     volume.mkdir()

@@ -1,4 +1,4 @@
-"""Tests settings of the configuration as pods and containers show them."""
+"""Tests the effects of configuration settings on pods and containers."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def test_a_restarted_server_uses_the_same_shims(server: Server) -> None:
 
 
 def test_a_stopped_pod_does_not_end_the_other(server: Server) -> None:
-    """The stopped pod's record names its shim, which continues for the other pods, through stops
-    and restarts."""
+    """The stopped pod's record names its shim. Neither stops nor restarts end this shim, because
+    other pods use it."""
     first, _, third = (server.run_pod() for _ in range(3))
     container = server.launch(third)
     server.stop_pod(first)

@@ -1,6 +1,6 @@
-"""Tests that containers made after a restart of the server share the page cache of their image with
-running containers, because the keeper stores the mounts. Without stored mounts they have separate
-pages."""
+"""Tests that after a restart of the server new containers share the page cache of their image with
+running ones, because the keeper stores the image's mount. If the keeper is killed, too, they have
+separate pages."""
 
 from __future__ import annotations
 
@@ -126,7 +126,8 @@ def test_a_server_in_another_mount_namespace_makes_its_own_mounts(server: Server
 
 
 def test_mounts_in_systemds_store_move_to_the_keeper(tmp_path: Path) -> None:
-    """A version without a keeper has left a mount there. No process of the server inherits it."""
+    """An earlier version, without a keeper, left a mount there. No process of the server inherits
+    it."""
     with (
         ServiceManager(tmp_path) as manager,
         Server(network=False, settings={"images": {"store": "erofs"}}, manager=manager) as server,

@@ -336,8 +336,8 @@ def shims_zygote(server: Server) -> int:
 
 
 def test_a_stop_without_a_shim_ends_nothing_else(own_server: Server) -> None:
-    """The zygote is stopped, so that the takeover takes longer than a caller waits for a silent
-    shim."""
+    """The zygote is paused, so that the takeover takes longer than a caller waits for a silent
+    shim. Only the stopped container ends."""
     server = own_server
     pod = server.run_pod()
     stopped, other = (server.launch(pod, named(server, name)) for name in ("stopped", "other"))

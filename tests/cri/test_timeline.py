@@ -97,7 +97,7 @@ def test_the_last_and_the_slowest_calls_are_listed(server: Server) -> None:
 
 
 def parts_of(call: dict[str, Any], name: str) -> list[str]:
-    """Return the names of a span's parts."""
+    """Return the names of the child spans of the call's span `name`."""
     (whole,) = [span["id"] for span in call["spans"] if span["name"] == name]
     return [span["name"] for span in call["spans"] if span.get("parent") == whole]
 

@@ -53,8 +53,8 @@ def server() -> Iterator[Server]:
 
 
 def keep_launches(server: Server, container: str, *commands: list[str]) -> None:
-    """Make the server cache the container's exec programs with their descriptors, before any
-    descriptors are counted."""
+    """Run each command twice, so that the server caches its compiled programs and their descriptors
+    before descriptors are counted."""
     for command in commands * 2:
         server.exec(container, *command)
 
@@ -130,13 +130,14 @@ def count_deleted(server: Server) -> int:
 
 
 def resident_kib(server: Server, field: str = "VmRSS") -> int:
-    """Return the server's resident memory now; `VmHWM`: its highest since `reset_peak`."""
+    """Return a field of the server's /proc/PID/status in KiB: `VmRSS` is its resident memory now,
+    `VmHWM` the highest since `reset_peak`."""
     lines = Path(f"/proc/{server.pid}/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
 def reset_peak(server: Server) -> None:
-    """Let VmHWM begin again (proc(5), clear_refs)."""
+    """Reset VmHWM, the server's peak memory (proc(5), clear_refs)."""
     Path(f"/proc/{server.pid}/clear_refs").write_text("5")
 
 

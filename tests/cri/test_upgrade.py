@@ -1,5 +1,5 @@
 """Tests that a server of another version starts over running pods: shims of its version take them
-over, and no process of them ends."""
+over, and no process of the pods ends."""
 
 from __future__ import annotations
 

@@ -39,7 +39,8 @@ IMAGES = (
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder that is the server's PATH: nsenter, which starts it, and maybe a criu."""
+    """Return the server's PATH: a folder with nsenter, which starts the server. The fixture `criu`
+    adds a criu."""
     folder = tmp_path_factory.mktemp("bin")
     for name in ("nsenter", "sh", "sleep"):
         (folder / name).symlink_to(str(shutil.which(name)))
@@ -63,7 +64,7 @@ def module_server(programs: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def criu(programs: Path) -> Iterator[Path]:
-    """Provide a criu that ends at once."""
+    """Add a criu that fails at once to the server's PATH."""
     path = programs / "criu"
     path.write_text("#!/bin/sh\nexit 1\n")
     path.chmod(0o755)
@@ -92,8 +93,8 @@ def launch_counting(server: Server) -> str:
 
 
 def archive(path: Path, *members: tuple[str, bytes | str | None], **config: Any) -> str:
-    """Write a tar of `members`: files, folders (None) and links (text). A checkpoint's documents
-    are added, unless `members` names them."""
+    """Write a tar of `members`: files, folders (None) and symbolic links (text). A checkpoint's
+    metadata files are added, unless `members` names them."""
     named = {name for name, _ in members}
     documents = {
         "config.dump": {"name": "c", "rootfsImageName": IMAGE, **config},

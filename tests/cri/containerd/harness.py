@@ -24,8 +24,8 @@ CONTAINERD_ROOT = "/var/lib/containerd-test"
 
 
 class Suite:
-    """The suite's program. `server` has no pods or containers left once its tests have cleaned
-    up."""
+    """Runs the suite's executable against `server`, which has no pods or containers left once the
+    tests have cleaned up."""
 
     def __init__(self, server: Server, folder: Path) -> None:
         """Provide a folder of containerd's and a command called runc, by which the suite decides
@@ -87,8 +87,8 @@ def _shared(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator[Suite]:
-    """Provide the suite and a server with NRI, whose registry has the images `served`, by the
-    suite's names."""
+    """Provide the suite and a server with NRI. Its registry has the images `served`, which maps the
+    suite's names to images."""
     for name in ("plugins", "plugin-config"):
         (folder / name).mkdir()
     settings = {

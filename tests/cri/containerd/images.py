@@ -76,7 +76,7 @@ def reference(word: str) -> str:
 
 
 def image_list() -> str:
-    """Return the TOML file that tells the suite these names."""
+    """Return the TOML file that tells the suite the name of each of its images in the registry."""
     return "".join(f"{word} = {json.dumps(reference(word))}\n" for word in WORDS)
 
 

@@ -25,7 +25,7 @@ Unpack = Callable[[bytes], Path]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes retries follow at once."""
+    """Makes registry requests wait only 10 ms before a retry."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
 
 

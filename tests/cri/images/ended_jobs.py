@@ -21,7 +21,7 @@ _NUMBERS = Struct("=QQ")
 
 
 class Changes:
-    """Reads and writes the file for the test."""
+    """Lets the test read and set the count of changes in the mapped file."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_NUMBERS.size))
@@ -38,7 +38,8 @@ class Changes:
 
 
 def inherit(lowest: int) -> list[int]:
-    """The zygote calls this before its first fork; no descriptor is inherited."""
+    """Makes each job count its changes; the zygote calls this before its first fork. Returns no
+    descriptors for jobs to inherit."""
     with open(os.environ[FILE], "r+b") as file:
         area = mmap.mmap(file.fileno(), _NUMBERS.size)
     zygote = os.getpid()

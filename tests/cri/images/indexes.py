@@ -16,8 +16,8 @@ from pyrunc.kernel.erofs import open_paths
 def write_index(
     folder: Path, tars: Sequence[bytes], limits: UnpackLimits | None = None
 ) -> tuple[Path, list[Path]]:
-    """Return the index of the image of these layers, bottom first, and its devices. Raises what
-    indexing raises."""
+    """Write the layers' tars (bottom first) and the index of their image; return the paths of the
+    index and of the tars. Raises what indexing raises."""
     different = list(dict.fromkeys(tars))
     devices = [folder / f"tar-{number}" for number in range(len(different))]
     for path, content in zip(devices, different, strict=True):
@@ -44,7 +44,7 @@ def write_index(
 def mounted(
     folder: Path, tars: Sequence[bytes], limits: UnpackLimits | None = None
 ) -> Iterator[Path]:
-    """Provide the files of the image, for a block."""
+    """Mount the image of these layers for a block; yield its root folder."""
     folder.mkdir(exist_ok=True)
     index, devices = write_index(folder, tars, limits)
     mount = open_paths(str(index), [str(path) for path in devices])

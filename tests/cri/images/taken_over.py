@@ -66,6 +66,7 @@ def _decode(blob: int | Receiver, out: RingSender, limits: UnpackLimits) -> None
 
 
 def inherit(lowest: int) -> list[int]:
-    """The zygote calls this before its first fork; no descriptor is inherited."""
+    """Replaces the decoder in the zygote before its first fork. Returns no descriptors for jobs to
+    inherit."""
     decode.decode = _decode
     return []

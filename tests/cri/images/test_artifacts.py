@@ -254,7 +254,7 @@ async def test_a_foreign_layer_comes_from_the_registry(
 async def test_old_media_types_of_a_configuration_are_accepted(
     registry: Registry, service: ImageService, kind: str
 ) -> None:
-    """Docker Hub and other registries served manifests with the last of these types for years
+    """Docker Hub and other registries served manifests with the last three media types for years
     (distribution 1621); docker accepts them, too."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)

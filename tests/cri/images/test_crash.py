@@ -141,8 +141,8 @@ async def test_the_store_is_whole_after_kills_at_many_moments(
 
 
 def small_images() -> dict[str, BuiltImage]:
-    """Returns two images like `two_images` with a few files: the number of steps of an unpacker
-    depends on the number of files."""
+    """Returns two images like `two_images`, but with few files, because an unpacker takes several
+    steps for each file."""
     base, *tops = (
         layer({f"{name}/{n}": f"{name} {n}" * 9 for n in range(2)}) for name in ("base", "a", "b")
     )
@@ -150,9 +150,9 @@ def small_images() -> dict[str, BuiltImage]:
 
 
 async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[int]:
-    """Runs the same pulls and removals again and again, killed before their first change to a file,
-    then `every` changes later, until a run ends by itself. Returns the numbers of images that were
-    complete afterwards."""
+    """Runs the same pulls and removals again and again. The first run is killed before its first
+    change to a file, each further run `every` changes later, until a run ends by itself. Returns
+    the numbers of complete images that the runs left."""
     built, listed = small_images(), set()
     references = push_all(registry, built)
     for number in range(1, 10_000, every):

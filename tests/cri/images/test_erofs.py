@@ -48,7 +48,7 @@ def facts_of(root: Path) -> dict[bytes, Facts]:
 
 
 def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
-    """Returns the files of the mounted image, or the refusal."""
+    """Returns "files" and the files of the mounted image, or "refused" and None."""
     try:
         with mounted(folder, tars, LIMITS) as root:
             return "files", facts_of(root)
@@ -57,7 +57,7 @@ def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
 
 
 def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
-    """Returns the files of the unpacked layer, or the refusal."""
+    """Returns "files" and the files of the unpacked layer, or "refused" and None."""
     folder.mkdir()
     try:
         unpack_bytes(tar, folder, LIMITS)
@@ -130,7 +130,7 @@ def test_names_and_links_of_every_length_are_read(tmp_path: Path) -> None:
 
 
 def acl(*entries: tuple[int, int, int]) -> str:
-    """Returns a POSIX ACL in the form of a tar, of (tag, rights, id)."""
+    """Returns a POSIX ACL of (tag, rights, id) entries in the form in which a tar stores it."""
     content = ACL_HEAD + b"".join(
         tag.to_bytes(2, "little") + rights.to_bytes(2, "little") + owner.to_bytes(4, "little")
         for tag, rights, owner in entries

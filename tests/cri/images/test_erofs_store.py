@@ -137,7 +137,7 @@ async def test_a_kernel_that_cannot_mount_gets_layers_unpacked_from_their_tars(
     caplog: pytest.LogCaptureFixture,
     setting: str,
 ) -> None:
-    """This happens when a disk moves to a node with another kernel, and back."""
+    """This happens when a disk moves to a node whose kernel cannot mount images, and back."""
     service, built = await serve(opened, tmp_path / "images"), make()
     name = await pulled(service, registry, built)
     await service.close()

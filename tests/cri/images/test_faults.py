@@ -42,7 +42,8 @@ PASSWORD = "s3cret-w0rd"
 
 @asynccontextmanager
 async def serve(tmp_path: Path, no_progress_timeout_s: float) -> AsyncIterator[ImageService]:
-    """Provides a service with this timeout for pulls and pushes."""
+    """Provides an image service whose pulls and pushes fail after `no_progress_timeout_s` without
+    progress."""
     service = ImageService(
         tmp_path / "images",
         [tmp_path / "certs.d"],
@@ -395,7 +396,8 @@ AUTHS = {
 async def test_a_redirect_target_cannot_obtain_the_secret(
     tmp_path: Path, service: ImageService, challenge: str, auth: Auth, what: str, detour: bool
 ) -> None:
-    """The host redirects back to the registry's own address with its own challenge."""
+    """The redirects lead to a host that demands a login: directly, or through the registry
+    again."""
     with Registry(tmp_path / "front") as front, Registry(tmp_path / "thief") as thief:
         front.push("app:v1", make())
         thief.fault("/token", status=200, body=b'{"token": "t"}')

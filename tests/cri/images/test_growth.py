@@ -223,7 +223,7 @@ def test_the_paths_in_a_layers_record_are_not_kept_in_memory(tmp_path: Path) -> 
 def test_the_work_for_an_archive_that_names_an_image_often_grows_linearly(
     kind: str, memory: Path
 ) -> None:
-    """Both the document and the number of references to it grow."""
+    """Both the image's configuration and the number of names that refer to it grow."""
     count = itertools.count()
 
     def prepare(size: int) -> Work:

@@ -16,7 +16,8 @@ __all__ = ["nothing_was_left_on_the_host", "shared_jail"]
 
 
 def attempt(jail: Jail, blob: bytes) -> None:
-    """Unpacks a layer, or gets an error of the project; the jail must hold either way."""
+    """Unpacks a layer: it succeeds or raises one of the project's errors, and the jail holds either
+    way."""
     try:
         jail.unpack(blob)
     except (BadLayer, ResourceExhausted, KernelError):

@@ -48,8 +48,8 @@ def test_names_of_real_layers_need_fewer_steps_than_the_limit(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """/lib is a link to /usr/lib, jars lie in undescribed folders, node_modules are nested. Such
-    names need less than a quarter of the steps that the limit allows for each entry, and few of its
-    free steps."""
+    names need less than a quarter of the steps that the limit allows per entry, and few of those
+    that it allows per layer."""
     monkeypatch.setattr(
         walk_budget.WalkBudget.__init__, "__defaults__", (200, walk_budget.STEPS_PER_ENTRY // 4, 0)
     )

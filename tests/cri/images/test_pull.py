@@ -560,8 +560,8 @@ async def test_a_cancelled_unpack_leaves_nothing(
 async def test_a_cancelled_unpack_waits_for_its_commit(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the folder of the layer would be deleted while it is renamed into the store, and
-    the next pull would use the hollow layer."""
+    """Otherwise the layer's folder would be deleted while it is renamed into the store, and the
+    next pull would use the emptied layer."""
     abort, _ = in_thread.__defaults__ or ()
     monkeypatch.setattr(in_thread, "__defaults__", (abort, 0.1))
     registry.push("app:v1", make())
@@ -776,7 +776,8 @@ async def test_an_error_names_a_broken_hosts_toml(tmp_path: Path, service: Image
 async def test_a_host_of_the_default_file_gets_the_name_of_the_registry(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """`server` in `_default` sends all pulls to one host, which needs the name of the registry."""
+    """With `server` in `_default` all pulls go to one host. The requests tell it the name of the
+    image's registry (`ns`)."""
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "_default", f'server = "{registry.url}"\n')
     await service.pull("Registry.example:443/app:v1")
@@ -1061,8 +1062,8 @@ async def test_a_socks_proxy_resolves_the_name(
     monkeypatch: pytest.MonkeyPatch,
     login: tuple[str, str] | None,
 ) -> None:
-    """This is also the case for socks5://, as in Go. The error names a proxy that demands another
-    login."""
+    """The proxy resolves names for socks5://, too, as in Go. The error names a proxy that demands
+    another login."""
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')
     host, _, port = registry.host.rpartition(":")

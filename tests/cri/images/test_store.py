@@ -292,7 +292,7 @@ async def test_five_concurrent_removals_of_a_missing_image_succeed(
 async def test_readers_see_the_images_before_or_after_a_change(
     tmp_path: Path, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A thread lists an image; the event loop reads meanwhile."""
+    """While a thread adds an image, readers still see the images before the change."""
     seen: list[Image | None] = []
     compute = Catalog._layers_size
 
@@ -452,8 +452,8 @@ async def test_leftovers_of_a_crash_are_removed(tmp_path: Path, service: ImageSe
 async def test_a_damaged_index_is_repaired(
     tmp_path: Path, service: ImageService, which: tuple[str, ...], how: str
 ) -> None:
-    """The index is repaired from its copy with all names. If both are damaged, it is made from the
-    blobs: the images have no names then."""
+    """A damaged index is restored from its copy, with all names. If the copy is damaged, too, the
+    index is rebuilt from the blobs: the images have no names then."""
     built = await loaded(tmp_path, service, "a:1")
     for name in which:
         path = tmp_path / "images" / name
@@ -626,7 +626,8 @@ async def test_images_outlive_a_start_on_a_full_disk(
     what: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The server can make no file there: stored images stay as they are, and removing works."""
+    """The server can make no file on the disk: stored images stay as they are, and removing
+    works."""
     built = make(layers=1, size=1_000_000)
     registry.push("app:v1", built)
     service = ImageService(small_disk, store="auto", jobs=LayerThreads())

@@ -60,7 +60,7 @@ class Node:
         return self.keeper.names()
 
     def descriptor(self, name: str) -> int:
-        """Returns a copy of the stored descriptor."""
+        """Returns a copy of the descriptor that the keeper stores under `name`."""
         entry = self.keeper.get(name)
         assert entry is not None
         (fd,) = entry.fds
@@ -119,7 +119,7 @@ async def test_a_stopped_service_leaves_no_mount_of_an_unused_image(node: Node) 
 async def test_a_mount_in_systemds_store_moves_to_the_keeper(
     node: Node, manager: ServiceManager
 ) -> None:
-    """A version without a keeper has left it there."""
+    """An earlier version, without a keeper, left the mount there."""
     before, [name] = await node.mounted(), node.stored
     earlier_name = f"image-{'0' * 64}-{name.removeprefix('image/')}"
     fd = node.descriptor(name)

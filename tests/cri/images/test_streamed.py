@@ -1,5 +1,5 @@
-"""A layer's tar is made while its blob arrives, and failures have the same result as for a
-downloaded blob."""
+"""A layer is decompressed while its blob arrives; a failure has the same result as for a blob that
+is downloaded first."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_an_interrupted_blob_gives_the_same_tar(
 async def test_a_blob_with_other_content_fails_with_a_wrong_digest(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The decoder fails before the digest is known; the error is nevertheless that of the
+    """The decoder fails before the digest is known; nevertheless the error reports the wrong
     digest."""
     built = image([layer({"file": os.urandom(3_000_000)})])
     registry.push("app:v1", built)
@@ -102,7 +102,8 @@ async def test_a_blob_with_other_content_fails_with_a_wrong_digest(
 async def test_the_index_is_made_once(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The index, of stored and new layers, is made during the download, and not again after it."""
+    """The EROFS index of an image with stored and new layers is built during the download, and not
+    again after it."""
     calls: list[bool] = []
     make = service._store.maker._make_index
 
@@ -182,8 +183,8 @@ async def test_the_reader_gets_all_written_bytes() -> None:
 async def test_a_reader_that_ends_early_interrupts_the_download(
     error: Exception, raised: type[Exception]
 ) -> None:
-    """An error of the content is only reported from the complete file; a full disk is reported at
-    once."""
+    """Wrong content only interrupts the download, because its error is reported from the complete
+    file. A full disk is reported at once."""
 
     async def read(end: Receiver) -> None:
         raise error

@@ -192,8 +192,8 @@ async def test_two_concurrent_conversions_succeed(
 async def test_an_index_without_forms_is_read(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """Other programs write such an index. The form of each image follows from the layers on the
-    disk."""
+    """Other programs write an index without the images' forms (unpacked or mounted). The store
+    derives each form from the layers on the disk."""
     store, built = tmp_path / "images", make()
     await pull_into(opened, store, registry, built)
     for name in ("index.json", "names.json"):
@@ -213,8 +213,8 @@ async def test_auto_mounts_only_where_containers_share_a_mount(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On Linux 6.12 each container would have its own mount. Images that are mounted already
-    stay mounted."""
+    """On Linux 6.12 each container would have its own mount, so new images are unpacked. Images
+    that are mounted already stay mounted."""
     caplog.set_level("INFO")
     store, built, more = tmp_path / "images", make(), make(seed=1)
     await pull_into(opened, store, registry, built)

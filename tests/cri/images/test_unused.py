@@ -36,7 +36,7 @@ async def test_a_running_pull_loses_no_content(
 
 
 def _arrived(root: Path) -> bool:
-    """Returns whether a layer is being downloaded, which stops before its end."""
+    """Returns whether most of a layer has arrived; the registry stalls before the rest."""
     for path in root.glob("**/ingest/blob-*"):
         with contextlib.suppress(FileNotFoundError):  # the configuration, by now complete
             if os.stat(path).st_size >= 90_000:

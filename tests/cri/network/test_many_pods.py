@@ -49,7 +49,8 @@ async def test_many_pods_at_once_have_few_workers(
 
 
 async def test_pods_that_wait_for_a_slow_address_plugin_delay_no_other(node: Node) -> None:
-    """Workers that wait long do not count: the sixth pod does not wait for the first five."""
+    """Workers that have waited long do not count towards the limit: the sixth pod does not wait for
+    the first five."""
     node.plugin(
         "slow-ipam",
         f"{ADD_ONLY}; echo began >>$LOG; until [ -e {node.folder}/go ]; do sleep 0.1; done\n"

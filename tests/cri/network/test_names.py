@@ -73,7 +73,8 @@ async def test_a_pod_whose_name_another_program_removed_is_detached(node: Node, 
 
 
 async def test_the_file_of_a_name_after_a_reboot_is_removed_with_the_attachment(node: Node) -> None:
-    """The file of a name stays on a disk when a reboot removes the mount."""
+    """A reboot removes the mount from the file of a namespace's name, but the file stays if it is
+    on a disk. DEL gets no path, and the file is removed."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()

@@ -23,7 +23,8 @@ async def test_pods_get_addresses_of_kubelets_ranges(node: Node) -> None:
 
 
 async def test_the_network_becomes_ready_with_the_pod_ranges(node: Node) -> None:
-    """kubelet starts no pods before, but sends the ranges; the status then changes at once."""
+    """Before the network is ready, kubelet starts no pods, but sends the ranges. The status changes
+    as soon as the ranges arrive."""
     with_ranges_from_kubelet(node)
     unready = await node.network.status()
     assert not unready.ready and "needs ranges or a subnet" in unready.message

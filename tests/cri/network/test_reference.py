@@ -60,8 +60,8 @@ async def test_pods_live_with_the_reference_plugins(node: Node, names: tuple[str
 async def test_a_list_of_the_first_versions_runs_both_kinds_of_plugins(
     node: Node, names: tuple[str, ...], old: str
 ) -> None:
-    """Results with one address per family are passed between both kinds of plugins; DEL gets no
-    result in these versions."""
+    """The plugins of both kinds pass each other results with one address per family; in these CNI
+    versions DEL gets no result."""
     use_reference(node, *names)
     portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
     node.configure(node.bridge(ipMasq=False, isDefaultGateway=True), portmap, cniVersion=old)
@@ -80,7 +80,8 @@ async def test_a_list_of_the_first_versions_runs_both_kinds_of_plugins(
 
 
 async def test_either_sides_plugins_detach_a_pod_of_the_other(node: Node) -> None:
-    """Attached by the reference plugins, detached by pyrunc's, and the other way round."""
+    """Pods that the reference plugins attached are detached by pyrunc's plugins, and the other way
+    round."""
     node.configure(node.bridge(ipMasq=False))
     by_ours = node.host.pod("ours")
     await node.attach(by_ours)

@@ -522,8 +522,8 @@ async def test_status_and_the_log_name_the_file_that_decides(
 
 @pytest.mark.parametrize("ipam", [False, True])
 async def test_a_missing_plugin_leaves_nothing_to_detach(node: Node, ipam: bool) -> None:
-    """The network is checked before ADD, so that no record is written for which DEL could only
-    fail."""
+    """The server looks for all plugins before ADD. Otherwise it would write a record whose DEL
+    could only fail."""
     missing = {"ipam": {"type": "nowhere"}} if ipam else {}
     node.configure(node.bridge(**missing), *([] if ipam else [{"type": "nowhere"}]))
     pod = node.host.pod()

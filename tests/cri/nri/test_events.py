@@ -67,7 +67,7 @@ def in_thread(call: Callable[[], object]) -> Callable[[], Any]:
 
 
 def once(message: str) -> Handler:
-    """Refuse the first request."""
+    """Return a handler that refuses its first request with `message`."""
     left = [message]
 
     def refuse(request: Any) -> None:

@@ -1,5 +1,5 @@
-"""A plugin on the stub of NRI's own Go module, connected from outside and started from the
-folder."""
+"""Tests a plugin built with NRI's own Go module: it connects to the socket, or the server starts it
+from the plugin folder."""
 
 from __future__ import annotations
 
@@ -95,7 +95,8 @@ def _numbers(path: str) -> str:
 
 
 def test_large_messages_are_sent_and_received(server: Server, plugin: GoPlugin) -> None:
-    """The environment, larger than every buffer between the two, is returned as an adjustment."""
+    """The environment, larger than every buffer between server and plugin, is returned as an
+    adjustment."""
     plugin.wait_for("Synchronize")
     text = "x" * 100_000
     pod = server.run_pod(server.pod_config(annotations={"test/env": f"BIG={text}"}))

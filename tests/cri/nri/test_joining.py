@@ -1,5 +1,5 @@
-"""Plugins that join and leave: from the folder, from outside, late, invalid, silent; no event of
-the meantime is lost."""
+"""Plugins that join and leave: those that the server starts, those that connect, and late, invalid
+or silent ones. No event is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def own_socket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def impatient(tmp_path: Path, own_socket: Path) -> Iterator[Server]:
-    """Provide a server with programs in its folder, short timeouts and a required plugin."""
+    """Provide a server with executables in its plugin folder, short timeouts and a required
+    plugin."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "conf").mkdir()
     for name in ("20-second", "10-first"):
@@ -204,7 +205,7 @@ def test_programs_of_the_folder_start_and_required_plugins_are_needed(
 
 
 def programs(folder: Path) -> list[str]:
-    """Return the processes that run a program of the folder."""
+    """Return the command lines of the processes that run plugins of the plugin folder."""
     pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:

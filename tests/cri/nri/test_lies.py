@@ -1,5 +1,5 @@
-"""Invalid answers of plugins: they fail the call that they belong to, by name, and change nothing
-of other containers or of the machine."""
+"""Invalid answers of plugins: each fails the call that it answers, with the plugin's name in the
+error, and changes nothing of other containers or of the machine."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""One server for the files of this folder, each of which is about one RPC; each test starts with
-none of its pods."""
+"""One server for all files of this folder. Each file tests one RPC; each test starts without
+pods."""
 
 from __future__ import annotations
 

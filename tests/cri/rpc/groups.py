@@ -1,4 +1,4 @@
-"""Reads the kernel's figures of a container's cgroup, and has a command that uses CPU time."""
+"""Finds a container's cgroup and reads its CPU time. `BUSY` is a command that uses CPU time."""
 
 from __future__ import annotations
 

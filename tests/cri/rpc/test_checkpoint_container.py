@@ -1,4 +1,4 @@
-"""CheckpointContainer, as far as CRIU is not needed: refused requests, and that nothing is left.
+"""CheckpointContainer without CRIU: refused requests, and nothing left behind.
 
 With CRIU: tests/vm/inside/test_server_checkpoint.py.
 """

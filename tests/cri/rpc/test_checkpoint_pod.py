@@ -1,4 +1,4 @@
-"""CheckpointPod, as far as CRIU is not needed: refused requests, and that nothing is left."""
+"""CheckpointPod without CRIU: refused requests, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_a_failed_checkpoint_of_a_pod_leaves_no_archive(
 
 
 def _groups(server: Server) -> str:
-    """Return the freezers of all containers."""
+    """Return the paths of all containers' `cgroup.freeze` files, separated by spaces."""
     groups = []
     for container in server.containers():
         request = api.ContainerStatusRequest(container_id=container.id, verbose=True)

@@ -1,4 +1,4 @@
-"""ContainerStats: the figures of one container, as its cgroup has them."""
+"""ContainerStats: the statistics of one container, as read from its cgroup."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ def _herald(server: Server) -> str:
 
 @pytest.mark.requirement("10.3.1", "10.3.2", "10.3.3", "4.2.2")
 def test_each_subscriber_gets_events_of_visible_states(server: Server) -> None:
-    """There are two subscribers, the second of which gets only later events. When an event arrives,
+    """The second of two subscribers gets only events after its subscription. When an event arrives,
     the status already shows its state."""
     first: list[api.ContainerEventResponse] = []
     second: list[api.ContainerEventResponse] = []

@@ -43,8 +43,8 @@ def test_the_container_file_system_counts_writable_layers(server: Server) -> Non
     request = api.ContainerStatsRequest(container_id=container)
 
     def grown() -> bool:
-        """Return whether both figures include the file. Each call asks for the container's figures,
-        like kubelet; a layer is measured again only after a pause."""
+        """Return whether both reported sizes include the file. Each call asks for the container's
+        statistics, like kubelet; a layer is measured again only after a pause."""
         layer = server.runtime.ContainerStats(request).stats.writable_layer
         return min(layer.used_bytes.value, containers().used_bytes.value) >= 3 << 20
 

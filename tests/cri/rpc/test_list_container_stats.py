@@ -1,4 +1,4 @@
-"""ListContainerStats: the figures of the containers that run."""
+"""ListContainerStats: the statistics of running containers."""
 
 from __future__ import annotations
 

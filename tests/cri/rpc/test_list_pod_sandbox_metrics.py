@@ -1,4 +1,4 @@
-"""ListPodSandboxMetrics: samples of the metrics of ListMetricDescriptors."""
+"""ListPodSandboxMetrics: samples of the metrics that ListMetricDescriptors describes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,8 @@ def test_metrics_are_those_of_list_metric_descriptors(server: Server) -> None:
 
 @pytest.mark.requirement("10.2.3", "10.2.2")
 def test_samples_have_the_pods_and_containers_names(server: Server) -> None:
-    """Each has the pod's and the container's names as labels, in the descriptor's order."""
+    """Each sample has the names of the pod and the container as labels, in the descriptor's
+    order."""
     pod = server.run_pod()
     container = server.launch(pod)
     keys = {

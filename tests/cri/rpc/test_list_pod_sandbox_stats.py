@@ -1,4 +1,4 @@
-"""ListPodSandboxStats: the figures of pods, from their own cgroups and interfaces."""
+"""ListPodSandboxStats: the statistics of pods, read from their own cgroups and interfaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""RemoveImage: names and data, callers at once, and images that containers use."""
+"""RemoveImage: which names and data it removes, concurrent callers, and images that containers
+use."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ from tests.support.registry import Registry
 def test_an_id_removes_every_name_and_a_name_only_itself(
     server: Server, registry: Registry
 ) -> None:
-    """The id stands for names in other repositories, too. The last name removes the image."""
+    """Removing by id removes the names in all repositories. Removing the last name removes the
+    image."""
     one = an_image("removed")
     names = [
         f"{registry.host}/removed/{app}:{tag}" for app in ("app", "other") for tag in ("a", "b")

@@ -1,5 +1,4 @@
-"""RestorePod, as far as CRIU is not needed: pods that are created, refused requests, and that
-nothing is left."""
+"""RestorePod without CRIU: pods that are created, refused requests, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -33,7 +32,8 @@ __all__ = ["criu", "module_server", "programs"]
 
 
 def saved(folder: Path, *names: str, **options: Any) -> Path:
-    """Return a pod's checkpoint with these containers."""
+    """Write a pod's checkpoint, with an archive for each container in `names`; return its
+    folder."""
     folder.mkdir()
     ids = {name: f"{number:064x}" for number, name in enumerate(names)}
     for name, identifier in ids.items():

@@ -37,7 +37,8 @@ def request(pod: str, shares: int) -> api.UpdatePodSandboxResourcesRequest:
 
 
 def saved(server: Server, pod: str) -> tuple[int, int]:
-    """Return the stored values in a verbose status."""
+    """Return the CPU shares and the overhead's memory limit that the server has stored for the
+    pod."""
     request = api.PodSandboxStatusRequest(pod_sandbox_id=pod, verbose=True)
     info = json.loads(server.runtime.PodSandboxStatus(request, timeout=30).info["info"])
     return info["resources"]["linux"]["cpu_shares"], info["overhead"]["linux"][

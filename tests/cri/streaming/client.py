@@ -1,5 +1,5 @@
-"""A SPDY client on the product's core: faster than a Go process for each session, and able to send
-what Go's client would not."""
+"""A SPDY client that uses the product's protocol code: it is faster than a Go process for each
+session, and can send what Go's client would not."""
 
 from __future__ import annotations
 

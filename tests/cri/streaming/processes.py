@@ -90,7 +90,8 @@ class AttachSession(StreamingSession):
 
 @dataclass
 class ProcessBackend:
-    """Runs exec commands here; attaches to `containers`; dials this network namespace."""
+    """Runs exec commands as processes of this machine; attaches to `containers`; dials ports of
+    this network namespace."""
 
     sessions: list[ProcessSession] = field(default_factory=list)
     containers: dict[str, ProcessSession] = field(default_factory=dict)
@@ -117,7 +118,7 @@ class ProcessBackend:
 
 
 def start(options: ExecSessionOptions) -> ProcessSession:
-    """Start a command with the stdio of the options."""
+    """Start a command with the standard streams that `options` requests."""
     if options.tty:
         return _start_on_pty(options)
     ours: list[int | None] = []
@@ -136,7 +137,8 @@ def start(options: ExecSessionOptions) -> ProcessSession:
 
 
 def _start_on_pty(options: ExecSessionOptions) -> ProcessSession:
-    """The first terminal that the leader of a session opens becomes its controlling terminal."""
+    """Start a command on a pty: the first terminal that the leader of a session opens becomes its
+    controlling terminal."""
     master, slave = pty.openpty()
     terminal = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)
     pid = _spawn(

@@ -1,5 +1,5 @@
-"""Many sessions by the test's own client: the product's core is at both ends, and no memory or task
-is left."""
+"""Many sessions of the test's own client, so that the product's protocol code runs at both ends: no
+memory or task is left."""
 
 from __future__ import annotations
 
@@ -221,7 +221,8 @@ of_each_client = pytest.mark.parametrize("client_name", CLIENTS)
 async def pair(
     multiplexer: ClientMultiplexer, port: int, client_name: str, number: int = 0
 ) -> tuple[MultiplexedStream, MultiplexedStream]:
-    """Open the streams in the client's order: data, error."""
+    """Open the error stream of a connection, then its data stream, like the client; return (data,
+    error)."""
     error = await multiplexer.open(headers("error", port, str(number)))
     if CLIENTS[client_name].ends_error_at_once:
         await error.end()
@@ -247,8 +248,8 @@ async def close_after_pod(
 
 
 class HalfOpen:
-    """A server that sends a greeting and ends its direction; it keeps the other direction open as
-    long as its peer does."""
+    """A server that sends a greeting and half-closes the connection, then waits until the peer has
+    closed it, too."""
 
     def __init__(self) -> None:
         self.connections = 0
@@ -284,8 +285,8 @@ async def test_a_connection_that_the_pod_half_closes_ends(
 async def test_many_half_closed_connections_leave_room_for_more(
     server: StreamingServer, client_name: str
 ) -> None:
-    """There are more than SESSION_LIMIT, and more than the session's table of streams has places
-    for."""
+    """The test opens more connections than SESSION_LIMIT, and more than fit into the session's
+    table of streams."""
     pod = HalfOpen()
     async with (
         await asyncio.start_server(pod, "127.0.0.1", 0) as service,

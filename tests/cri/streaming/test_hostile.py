@@ -329,8 +329,8 @@ async def test_dials_and_connections_are_bounded(monkeypatch: pytest.MonkeyPatch
 
 
 class ClosedPorts(SlowPods):
-    """A backend with pods whose port 1 refuses connections once `open` is set; other ports never
-    answer."""
+    """A backend whose pods refuse connections to port 1 once `open` is set; other ports accept
+    connections and never answer."""
 
     async def dial(self, sandbox_id: str, port: int) -> socket.socket:
         if port == 1:
@@ -343,8 +343,8 @@ class ClosedPorts(SlowPods):
 
 
 async def test_a_client_that_resets_while_a_port_is_refused_leaves_no_connection() -> None:
-    """A WebSocket has two ports, and the pod refuses one while the client resets the connection.
-    The connection to the other, silent port is closed, too."""
+    """A WebSocket forwards two ports. The client resets it while the pod refuses one of them: the
+    connection to the other, silent port is closed, too."""
     backend = ClosedPorts()
     server = StreamingServer(backend)
     await server.start()
@@ -372,8 +372,8 @@ async def test_a_client_that_resets_while_a_port_is_refused_leaves_no_connection
 
 
 async def test_sessions_into_the_same_pod_share_its_dials() -> None:
-    """A pod whose backlog is full occupies only a part of the server's dials; the rest are for
-    other pods."""
+    """A pod whose backlog is full may use only a part of the server's concurrent connection
+    attempts; the rest are for other pods."""
     backend = SlowPods()
     server = StreamingServer(backend)
     await server.start()
@@ -526,7 +526,8 @@ def forward_bytes(server: StreamingServer, rng: random.Random, port: int) -> byt
 
 
 async def cut(server: StreamingServer, sent: bytes, rng: random.Random) -> None:
-    """Send a part and disconnect: with a FIN, with a reset, or after reading some bytes."""
+    """Send a random part of `sent` and disconnect: with a FIN, with a reset, or after reading some
+    bytes."""
     reader, writer = await asyncio.open_connection(*address_of(server))
     writer.write(sent[: rng.randrange(len(sent) + 1)])
     end = rng.randrange(3)

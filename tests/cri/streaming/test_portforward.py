@@ -35,7 +35,8 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def digest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A server that answers with a digest once the client has ended its direction."""
+    """A server that sends the digest of all received data once the client has half-closed the
+    connection."""
     writer.write(hashlib.sha256(await reader.read()).hexdigest().encode())
     await writer.drain()
     writer.close()
@@ -64,7 +65,7 @@ async def forwarded(
 
 
 async def ask(port: int, data: bytes) -> bytes:
-    """Send all data, end that direction, and return all that the server sends."""
+    """Send all data, half-close the connection, and return all that the server sends."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
 
     async def send() -> None:
@@ -111,8 +112,7 @@ async def test_many_connections_are_forwarded_at_once(
 async def test_a_closed_port_ends_its_connection(
     goclient: Path, server: StreamingServer, transport: str
 ) -> None:
-    """Such a client then closes its other connections, too (client-go, "lost connection to
-    pod")."""
+    """Go's client then closes its other connections, too (client-go, "lost connection to pod")."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening
         closed = taken.getsockname()[1]
