@@ -18,8 +18,8 @@ def listen(listener: Callable[[str], object] | None) -> None:
 
 
 def on() -> bool:
-    """Return whether there is a listener. Callers check this before they build an expensive
-    message."""
+    """Return whether debug messages have a listener. Callers check this before they build an
+    expensive message."""
     return _listener is not None
 
 

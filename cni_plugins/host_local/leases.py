@@ -266,7 +266,7 @@ class NetworkLeases:
         return bool(self.owner_of(name))
 
     def _sweep(self) -> None:
-        """Remove the files in `leaving/` whose links are gone."""
+        """Remove the files in `leaving/` whose veths no longer exist."""
         for name in self._names("leaving"):
             self._is_link_gone(name)
 

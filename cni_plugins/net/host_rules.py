@@ -196,8 +196,8 @@ def port_elements(
 
 
 def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
-    """Add elements in one transaction. Creates the table and the chains of `subnets` if they are
-    missing.
+    """Add nftables elements in one transaction. Creates the table and the chains of `subnets` if
+    they are missing.
 
     Replaces an existing masquerade element of the same address, because the address has a new
     lease. Raises:
@@ -234,7 +234,7 @@ def _existing_masquerades(requested: tuple[Element, ...]) -> tuple[Element, ...]
 
 
 def remove_elements(elements: Iterable[Element]) -> None:
-    """Remove elements. Missing elements are no error. Raises KernelError."""
+    """Remove nftables elements. Missing elements are no error. Raises KernelError."""
     removed = tuple(elements)
     if not removed:
         return
@@ -355,7 +355,8 @@ def _conflict(requested: tuple[Element, ...]) -> AlreadyExists:
 
 
 def describe(element: Element) -> str:
-    """Return an element as text for an error message: its host port, or else its set and key."""
+    """Return an nftables element as text for an error message: its host port, or else its set and
+    key."""
     if element.set_name in PORT_SETS:
         return f"host port {port_of(element)}/{protocol_of(element)}"
     return f"{element.set_name} {element.key.hex()}"

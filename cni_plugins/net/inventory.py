@@ -51,7 +51,7 @@ class RouteState:
 
 
 def links() -> list[LinkState]:
-    """Return all links of the namespace."""
+    """Return all links of the current network namespace."""
     with _route() as route:
         return [_link(message) for message in route.get_links()]
 

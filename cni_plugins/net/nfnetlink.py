@@ -41,7 +41,7 @@ _AGREE_ATTEMPTS = 50
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """An element of the set or map `set_name`.
+    """An element of the nftables set or map `set_name`.
 
     - `key`: numbers are in network order; in a concatenation each field is padded to four bytes
     - `data`: the key's value in a map, in the same form

@@ -293,7 +293,7 @@ def route_to(route: NetlinkSocket, destination: Address) -> int:
 
 
 def is_local(route: NetlinkSocket, address: Address) -> bool:
-    """Return whether the namespace accepts packets to `address` as its own."""
+    """Return whether the socket's network namespace accepts packets to `address` as its own."""
     route_message = _lookup(route, address)
     return bool(route_message) and route_message[7] == _RTN_LOCAL
 

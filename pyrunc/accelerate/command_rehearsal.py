@@ -47,8 +47,9 @@ NO_GROUP = {"path": f"/{NAME}", "driver": "cgroupfs"}
 
 
 def rehearse(folder: str) -> list[int]:
-    """Plan a container, and run `state` and `delete` on it a few times. Returns the exit codes of
-    the commands. `folder` is made for the files, and removed.
+    """Plan a container, and run `state` and `delete` on it a few times, so that the snapshot
+    contains what first runs compute. Returns the exit codes of the commands. `folder` is made for
+    the files, and removed.
 
     Stops early, without an error, if no container can be made. This is so for an ordinary user,
     whose containers need a user namespace, and for the installation of a package in a chroot
@@ -92,8 +93,9 @@ def run_once(
     files are in `folder`, which is made and removed. An error in a child process ends that process
     only. Raises OSError.
 
-    Each child process first calls `watch(phase)`. The phase is 2 for the process that makes the
-    container, 1 for the others. `resume`: the function of snapshot.py with which a command begins.
+    Each child process first calls `watch(phase)`, which may begin to record its writes to memory.
+    The phase is 2 for the process that makes the container, 1 for the others. `resume`: the
+    function of snapshot.py with which a command begins.
     """
     root, pid = f"{folder}/root", os.getpid()
 
@@ -200,8 +202,8 @@ def _configuration() -> dict[str, Any]:
 
 
 def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> ContainerProcess:
-    """Compile the container's launch without running it. Then store this process in the container's
-    state as the container's init, and return this process. Errors of compiling are ignored:
+    """Return this process in place of a new one, and store it in the state as the container's init.
+    Before that, compile the container's launch without running it. Errors of compiling are ignored:
     this process may lack the rights for it."""
     try:
         with Undo() as undo, NamedDescriptors() as descriptors:

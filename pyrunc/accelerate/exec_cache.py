@@ -1,11 +1,11 @@
-"""Stores the programs of execs in files, so that a repeated exec needs no parsing, planning or
-lowering.
+"""Stores the compiled programs of execs in files, so that a repeated exec needs no parsing,
+planning or lowering.
 
-Probes run the same command every few seconds. A program has no pids and no descriptors, so it can
-be run again as long as its inputs are the same. The cache `key` has these inputs: the container's
-configuration, first process and keyring, the request, the runtime's own rights, the file in which
-the user's home is looked up, and the runtime's version. Programs are stored in the container's
-folder and removed with it.
+Probes run the same command every few seconds. A compiled program has no pids and no descriptors, so
+it can be run again as long as its inputs are the same. The cache `key` has these inputs: the
+container's configuration, first process and keyring, the request, the runtime's own rights, the
+file in which the user's home is looked up, and the runtime's version. Programs are stored in the
+container's folder and removed with it.
 
 Only plain requests are cached: without a terminal, console socket, extra descriptors or `--cgroup`.
 They must also come from root of the initial user namespace: for any other user, the parent of the
@@ -55,7 +55,7 @@ OWN_RIGHTS = (b"CapPrm:", b"CapBnd:", b"Cpus_allowed:", b"NoNewPrivs:")
 
 
 class StoredProgram(Value):
-    """A stored program of an exec.
+    """A stored, compiled program of an exec.
 
     - `owner`: the uid on the host of the user who owns the exec's standard streams
     - `warnings`: the warnings of the exec's plan
@@ -72,8 +72,8 @@ def key(
     arguments: Sequence[str],
     document: bytes | None = None,
 ) -> bytes | None:
-    """Return the key under which an exec's program is cached. Return None for a request that is
-    never cached, and when the container's /etc or /etc/passwd is a symlink.
+    """Return the key under which an exec's compiled program is cached. Return None for a request
+    that is never cached, and when the container's /etc or /etc/passwd is a symlink.
 
     - `options`, `arguments`: the command line of the exec
     - `document`: the content of --process
@@ -111,7 +111,7 @@ def _path(state: State, program_key: bytes) -> str:
 
 
 def load(state: State, program_key: bytes) -> StoredProgram | None:
-    """Return the stored program with this key; None if there is none."""
+    """Return the program that `store` has stored under this key; None if there is none."""
     try:
         content = marshal.loads(read_file(_path(state, program_key)))
     except FileNotFoundError:
@@ -129,8 +129,8 @@ def load(state: State, program_key: bytes) -> StoredProgram | None:
 def store(
     state: State, program_key: bytes, lowered: Any, owner: int, warnings: tuple[str, ...]
 ) -> None:
-    """Store the program of an exec that has started, for later execs with the same key. Ignores a
-    file that cannot be written.
+    """Store the compiled program of an exec that has started, for later execs with the same key.
+    Ignores a file that cannot be written.
 
     - `program_key`: the result of `key`
     - `owner`: the uid on the host of the user who owns the exec's standard streams
@@ -166,9 +166,9 @@ def store(
 
 
 def execute(state: State, pidfd: int, program: StoredProgram) -> ChildProcess | None:
-    """Run the program in the container whose first process is `pidfd`. Return the new process; the
-    caller closes its descriptors. Return None when the process did not reach execve, or when the
-    container's cgroup is gone."""
+    """Run the compiled `program`, which starts a process in the container whose first process is
+    `pidfd`. Return the new process; the caller closes its descriptors. Return None when the process
+    did not reach execve, or when the container's cgroup is gone."""
     opened = {"container": os.dup(pidfd)}
     try:
         if "cgroup" in program.lowered.numbers:

@@ -90,8 +90,8 @@ def reach(group: Cgroup) -> None:
     DeadlineExceeded, Unsupported.
 
     Moving a process needs write access to a common ancestor of the old and the new group
-    (cgroup-v2.rst, "Delegation Containment"). The common ancestor of a login session and a group
-    of the user's systemd belongs to root; that of the new scope and such a group, to the user.
+    (cgroup-v2.rst, "Delegation Containment"). If the process is in a login session, this ancestor
+    belongs to root. If the process is in the new scope, this ancestor belongs to the user.
     """
     if is_machine_root() or cgroup.may_move(cgroup.own_path() or "/", group.path):
         return

@@ -133,7 +133,7 @@ class BuildTarget:
 
     - `compiler`: the command and its options
     - `variables`: the variables with which Python was built (sysconfig)
-    - `root`: the root directory of Python's headers and libraries, empty for this machine's
+    - `root`: the sysroot with Python's headers and libraries; empty for this machine's `/`
     """
 
     compiler: tuple[str, ...]
@@ -141,7 +141,7 @@ class BuildTarget:
     root: str = ""
 
     def path(self, *names: str) -> str:
-        """Return a path below the root."""
+        """Join `names` to an absolute path of the target, and return it with `root` in front."""
         return self.root + os.path.join("/", *names)
 
     @property

@@ -143,7 +143,7 @@ def compile_container(
     """Compile the launch of the container's first process. Raises InvalidSpec, KernelError.
 
     - `descriptors`: gets the descriptors that the process inherits
-    - `undo`: gets the removal of the container's cgroup and start socket
+    - `undo`: gets the steps that remove the container's cgroup and start socket
     """
     timings = timings or Timings()
     check(request.spec)

@@ -39,7 +39,7 @@ PROGRAMS_AT_MOST, SEEN_AT_MOST = 2, 8  # of one container; a program has 28 KiB
 
 
 class ExecPrograms:
-    """A cache of plans and programs for commands that are executed again and again in one
+    """A cache of plans and compiled programs, for commands that are executed again and again in one
     container, such as probes."""
 
     __slots__ = ("_filter", "_programs", "_seen")
@@ -62,9 +62,9 @@ class ExecPrograms:
         return self._programs.get(key)
 
     def store(self, key: Hashable, plan: Plan, program: LoweredProgram) -> None:
-        """Store a plan and its program. `key`: the inputs from which both were made. Does nothing
-        at the first call with `key`, so that commands that run only once take no room, and when the
-        cache is full."""
+        """Store a plan and its program, unless the cache is full. `key`: the inputs from which both
+        were made. The first call with `key` stores nothing, so that commands that run only once
+        take no room."""
         if hash(key) not in self._seen:
             self._seen = [*self._seen[1 - SEEN_AT_MOST :], hash(key)]
         elif len(self._programs) < PROGRAMS_AT_MOST:

@@ -49,7 +49,7 @@ def compile_pause(
     capabilities, and no_new_privs. Raises InvalidArgument, InvalidSpec, KernelError.
 
     - `identifier`: the cgroup's name
-    - `undo`: gets the removal of a new cgroup
+    - `undo`: gets a step that removes a new cgroup
     - `mounts`: folder in the pause process's root -> detached mount that containers will clone.
       Before Linux 6.15 the kernel clones attached mounts only, so the pause process attaches these
       mounts to their folders.
@@ -134,8 +134,8 @@ def _refuse_settings_without_namespace(spec: Spec) -> None:
 
 
 def _pinned(entry: Namespace, chosen: Mapping[str, str]) -> Namespace:
-    """Return the namespace `entry`. If the launching process adds it, the result has the path
-    `PINNED` + TYPE.
+    """Return the namespace `entry`. The path of the result is `PINNED` + TYPE if the launching
+    process adds the namespace.
 
     `chosen`: the request's `namespaces`, with the value `pinned` for a type that the launching
     process adds.

@@ -91,14 +91,15 @@ def probe(
     pinned: Collection[str] = (),
     pivot: bool = True,
 ) -> RootfsFacts:
-    """Collect the facts that the plan needs about the root's files.
+    """Collect the facts about the container's files that its plan needs.
 
     - `descriptors`: the detached root (`root`) and the detached bind mounts (`tree:INDEX`)
     - `nulls`: the numbers among 0 to 2 that are null devices
     - `own_binds`: the result of `resolve_binds`
     - `sources`: facts about bind sources that the caller has looked up; their storage is not
       accessed again
-    - `pinned`: names of bind mounts that the launching process adds; all of them are directories
+    - `pinned`: names (`tree:INDEX`) of bind mounts whose descriptors the launching process adds;
+      all of them are directories
     - `pivot`: False if the root will be mounted over the host's root
     """
     root = descriptors["root"]
@@ -193,8 +194,8 @@ def _read_passwd(
     own_binds: Mapping[int, tuple[str, bool]],
     sources: Mapping[str, BindSource],
 ) -> bytes:
-    """Return the content of the container's /etc/passwd; empty if there is none. The file is in
-    the last mount that covers it, else in the root. Mounts of known `sources` are skipped."""
+    """Return the content of the container's /etc/passwd; empty if there is none. The file is in the
+    last mount that covers it, else in the root. Mounts whose source is in `sources` are skipped."""
     try:
         for i, mount in reversed(tuple(enumerate(spec.mounts))):
             path = PASSWD_BELOW.get(clean(mount.destination))

@@ -52,8 +52,8 @@ class NotifyProxy:
     container's command runs; `wait` then waits for READY."""
 
     def __init__(self, state_dir: str, host: str) -> None:
-        """Open the socket. `host` is the manager's address: a path, or an abstract name that begins
-        with `@`. Raises KernelError."""
+        """Open the socket in the container. `host`: the address of the service manager's socket, a
+        path or an abstract name that begins with `@`. Raises KernelError."""
         self._host = host
         self._socket = socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC)
         try:
@@ -66,7 +66,7 @@ class NotifyProxy:
             raise KernelError.of(error, "bind", f"'{state_dir}/{FOLDER}/{NAME}'") from None
 
     def wait(self, pidfd: int, main_pid: int) -> bool:
-        """Wait until the container is ready and report that to the manager, with `main_pid` as
+        """Wait until the container is ready; report that to the service manager, with `main_pid` as
         MAINPID. False when init has ended instead."""
         waiter = select.poll()
         waiter.register(self._socket.fileno(), select.POLLIN)
@@ -91,7 +91,7 @@ class NotifyProxy:
 
 def _ready_line(message: bytes) -> bytes:
     """Return the READY line of a container's message, empty if it has none. Other lines are not
-    passed on, because the manager would believe that the runtime sent them."""
+    passed on, because the service manager would believe that the runtime sent them."""
     return next((line for line in message.split(b"\n") if line.startswith(b"READY=")), b"")
 
 

@@ -242,7 +242,7 @@ class Keeper:
         self._ask_for_entry(_Request(DROP, name))
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all entries that begin with `prefix`."""
+        """Return all names in the keeper's store that begin with `prefix`."""
         names: list[str] = []
         passed = 0
         while True:

@@ -145,7 +145,7 @@ def number_on(audit: int, name: str) -> int:
 
 
 def version() -> str:
-    """Return the library's version, such as 2.5.4."""
+    """Return libseccomp's version, such as 2.5.4."""
 
     class Version(ctypes.Structure):
         _fields_ = (("major", ctypes.c_uint), ("minor", ctypes.c_uint), ("micro", ctypes.c_uint))

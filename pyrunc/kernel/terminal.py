@@ -30,7 +30,7 @@ def clear_onlcr(fd: int) -> None:
 
 
 def size(fd: int) -> tuple[int, int]:
-    """Return (width, height) in characters (TIOCGWINSZ)."""
+    """Return the terminal's (width, height) in characters (TIOCGWINSZ)."""
     with kernel_errors("ioctl", "TIOCGWINSZ"):
         height, width, _, _ = _WINSIZE.unpack(
             fcntl.ioctl(fd, termios.TIOCGWINSZ, bytes(_WINSIZE.size))

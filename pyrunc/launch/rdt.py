@@ -42,8 +42,8 @@ def mounted() -> str:
 
 def enter(rdt: Rdt, container_id: str, pid: int, undo: Undo, root: str) -> None:
     """Put the container's first process `pid` into the container's resctrl group and, with
-    `enableMonitoring`, into its monitoring group. Makes missing groups. `undo`: gets the removal of
-    new groups; `root`: the mount point of resctrl.
+    `enableMonitoring`, into its monitoring group. Makes missing groups. `undo`: gets steps that
+    remove new groups; `root`: the mount point of resctrl.
 
     Raises InvalidSpec when an existing group has other schemata than the configuration, or when the
     group of a closID is missing and the configuration has no schemata. Raises KernelError.

@@ -233,7 +233,7 @@ class AttachEmptyRoot(Op):
 
 
 class AttachMount(Op):
-    """Attach a detached mount at a folder of the root. The mount is not cloned."""
+    """Attach a detached mount at the folder `path` of the process's root. It is not cloned."""
 
     path: str
     descriptor: str
@@ -544,7 +544,8 @@ class CheckProgram(Op):
 
 
 class Ready(Op):
-    """Report that everything is set up."""
+    """Report to the parent that the process is ready to wait for `start` or to execute its
+    command."""
 
 
 class EndBySignals(Op):

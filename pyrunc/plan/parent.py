@@ -112,14 +112,14 @@ def steps_of_pause(linux: Linux) -> Steps:
 
 
 def sync(point: str, steps: Steps) -> list[Op]:
-    """Return a list with the operation that waits at `point`. Empty if the parent has no steps
-    there."""
+    """Return a list with the `Sync` at which the process waits for the parent's steps at `point`.
+    Empty if there are no such steps."""
     return [model.Sync(point, steps[point])] if point in steps else []
 
 
 def with_listener(load_filter: LoadFilter | None, steps: Steps) -> LoadFilter | None:
-    """Return the filter. A filter with a listener gets, as its `steps`, the parent's steps for the
-    sync point `listener`."""
+    """Return `load_filter`. If the filter has a listener, the result's `steps` are the parent's
+    steps for the sync point `listener`."""
     if load_filter is None or not load_filter.listener:
         return load_filter
     return load_filter.replace(steps=steps.get("listener", ()))

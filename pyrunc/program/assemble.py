@@ -218,8 +218,8 @@ class Assembler:
         become strings in the data.
 
         - `store`: the slot for the result; after a failure it has the negative errno
-        - `ok`: the label for success
-        - `skip`: errno -> label, at most three, or two with `skip_any`
+        - `ok`: the label to jump to after success
+        - `skip`: errno -> label to jump to; at most three, or two with `skip_any`
         - `skip_any`: the label for all other errnos
         - `retry`: (errno, times): repeat the call while it fails with this errno, at most `times`
           times. `ok`, `skip` and `skip_any` apply to the last result.

@@ -269,9 +269,8 @@ def launch(
         numbers[first_free + 1] = image
 
         def above_targets(number: int) -> int:
-            """Return a descriptor above all numbers of the launcher: `number` itself or a copy. A
-            dup2 to one of the launcher's numbers would overwrite a lower source that is still
-            needed."""
+            """Return `number`, or a copy of it that is above all numbers of the launcher. Otherwise
+            a dup2 to one of these numbers could overwrite a descriptor that is copied later."""
             if number < first_free + 2:
                 opened.append(number := _fd.duplicate(number, first_free + 2))
             return number

@@ -208,13 +208,14 @@ def open_at(
     skip: Mapping[int, Label] | None = None,
     ok: Label = NEXT,
 ) -> Slot:
-    """Emit openat2(2) beneath a root descriptor, close-on-exec, with the retries that it needs;
-    return the slot of the new descriptor.
+    """Emit openat2(2) of `path` beneath the directory `root`; return the slot of the new
+    descriptor, which is close-on-exec. The program repeats the call after EAGAIN.
 
-    - `resolve`: IN_ROOT treats the root as `/`; BENEATH forbids symbolic links and leaving the root
+    - `root`: the directory's descriptor
+    - `resolve`: IN_ROOT treats `root` as `/`; BENEATH forbids symbolic links and leaving `root`
     - `store`: the slot to use; None for a new slot
-    - `skip`: errno -> label. The slot then has the negative errno.
-    - `ok`: the label for success
+    - `skip`: errno -> label to jump to. The slot then has the negative errno.
+    - `ok`: the label to jump to after success
     """
     fd = a.slot(4) if store is None else store
     how = a.constant(pack("<3Q", flags | O_CLOEXEC, 0, resolve))  # struct open_how

@@ -40,8 +40,9 @@ TO_REST: Instruction = (0xFFFF, 0, 0, 0)
 
 def flatten(program: bytes, rest: bytes, architectures: Sequence[int]) -> bytes:
     """Return a filter with the same results as the filter `program`, and mostly fewer instructions.
-    It is a tree that looks up the call's number, followed by the filter `rest`. The tree jumps to
-    `rest` for calls whose action depends on their arguments. `architectures`: AUDIT_ARCH values."""
+    The result is a tree that looks up the call's number, followed by the filter `rest`. The tree
+    jumps to `rest` for calls whose action depends on their arguments. `architectures`: AUDIT_ARCH
+    values."""
     audits = list(dict.fromkeys(X32_SHARES.get(audit, audit) for audit in architectures))
     # RuntimeDefault has 639 instructions in this form and takes 0.16 ms to install; libseccomp's
     # has 1312, and takes 0.32.

@@ -100,7 +100,8 @@ class CompiledContainer(CompiledProcess):
     attaches its mounts:
 
     - `attached`: the mount points for `fds`, in the same order
-    - `pinned`: mount point -> name of one of the pod's pinned mounts
+    - `pinned`: mount point -> name of a mount that the shim holds for the pod
+      (`CompiledPause.pins`)
     """
 
     state: State
@@ -444,8 +445,8 @@ def looks_up_home(
 
 
 class _Configuration:
-    """A container's parsed config.json, and the programs of its execs. `identity`: inode, size,
-    mtime and ctime of the parsed file."""
+    """A container's parsed config.json, and a cache of the compiled programs of its execs.
+    `identity`: inode, size, mtime and ctime of config.json."""
 
     __slots__ = ("identity", "programs", "spec")
 
@@ -481,7 +482,7 @@ def _identity(status: os.stat_result) -> tuple[int, ...]:
 
 
 def forget(directory: str) -> None:
-    """Remove the container's configuration and programs from the cache."""
+    """Remove the container's configuration and compiled programs from the cache."""
     _configurations.pop(f"{directory}/{messages.CONFIG}", None)
 
 

@@ -459,8 +459,8 @@ class ShimPod:
         work: Callable[[], None],
         on_end: Callable[[Exception | None], None],
     ) -> None:
-        """Run `work`, which uses the container's folder, as `_in_background` does. To keep the
-        folder, `forget` and `shutdown` wait until `work` has ended, for at most FOLDER_WAIT_S."""
+        """Run `work` as `_in_background` does. `work` uses the container's folder, so `forget` and
+        `shutdown` wait until it has ended, for at most FOLDER_WAIT_S."""
 
         def leave() -> None:
             use.cancel()

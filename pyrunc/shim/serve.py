@@ -156,8 +156,8 @@ class ClientConnection:
 
 
 class ShimServer:
-    """Accepts connections on the listening socket and dispatches their requests. `calls`: for
-    each kind of request, the result of a call of `handler`."""
+    """Accepts connections on the listening socket and dispatches their requests. `calls`: an item
+    made by `handler` for each kind of request."""
 
     def __init__(
         self,

@@ -224,11 +224,11 @@ class Starter:
     def container_compiler(
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int]
     ) -> ContainerCompiler:
-        """Return the compiler of a container. Raises Error, OSError."""
+        """Return a `ContainerCompiler` for the request. Raises Error, OSError."""
         return ContainerCompiler(directory, request, fds, self._oom_score_adj)
 
     def pause_compiler(self, sandbox_dir: str, *, timed: bool) -> PauseCompiler:
-        """Return the compiler of a pause process. Raises Error, OSError."""
+        """Return a `PauseCompiler` for the sandbox's pause process. Raises Error, OSError."""
         return PauseCompiler(sandbox_dir, timed=timed)
 
     def pause(

@@ -159,7 +159,7 @@ class Follower:
             self.close()
 
     def close(self) -> None:
-        """Close the pipe now."""
+        """Close the pipe now, without writing the buffer."""
         if self.fd >= 0:
             self._loop.unwatch(self.fd)
             os.close(self.fd)

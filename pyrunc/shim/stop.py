@@ -84,7 +84,8 @@ class ContainerStop:
         self._later(KILL_AGAIN_S, self._kill)
 
     def _give_up(self) -> None:
-        """Answer the calls with an error. SIGKILL is still repeated."""
+        """Answer all waiting stop calls with the error that the container survives SIGKILL. SIGKILL
+        is still repeated."""
         waiting, self._waiting = self._waiting, []
         status = tree.stat(self._container.pid)
         state = status.state if status else "gone"
