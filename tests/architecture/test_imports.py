@@ -148,7 +148,8 @@ def test_the_runtime_has_no_event_loop_but_the_shims() -> None:
 
 
 def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Return the imports that are carried out, at the top or later, with their lines."""
+    """Return the imports that are executed, at the top of the file or in functions, with their
+    lines."""
 
     def walk(node: ast.AST) -> Iterator[tuple[str, int]]:
         for child in ast.iter_child_nodes(node):
@@ -255,8 +256,8 @@ def test_only_the_kernel_folder_talks_to_libc(package: str) -> None:
 
 
 def loaded_by(module: str) -> set[str]:
-    """Return the top-level names that importing `module` loads in an isolated interpreter beyond
-    a bare start."""
+    """Return the names of all modules that importing `module` adds in a new isolated
+    interpreter."""
     script = (
         "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); "
         "sys.path.extend(sys.argv[3:]);"
@@ -320,8 +321,7 @@ def test_the_zygote_of_jobs_does_without_msgspec() -> None:
 
 
 def test_built_in_plugins_import_no_subprocess() -> None:
-    """A network worker would keep the 1 MiB that the module takes. Foreign address plugins need
-    it."""
+    """The module takes 1 MiB in a network worker, and only foreign address plugins need it."""
     importers = {
         module
         for module, path in modules("cni_plugins")

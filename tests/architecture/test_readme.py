@@ -81,8 +81,8 @@ def traced_section() -> str:
 
 
 def files_of(call: str) -> tuple[list[str], int]:
-    """Return the files that the README lists for a call, from the root of the project, and the
-    number in the row's last cell."""
+    """Return the files that the README's row for `call` lists, relative to the project's root, and
+    the number in its last cell."""
     row = next(line for line in traced_section().splitlines() if line.startswith(f"| {call} |"))
     _, _, server, shim, then, count, _ = row.split("|")
     cells = (("cri_server", server), ("pyrunc", shim), ("cri_server", then))

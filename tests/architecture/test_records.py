@@ -119,7 +119,8 @@ def test_our_records_are_typed() -> None:
 
 
 def _files_with_objects() -> Iterator[str]:
-    """Return the files that name such a type, or an alias of it (`Message = dict[str, Any]`)."""
+    """Return the files that name one of `OBJECT_TYPES`, or an alias of one (`Message = dict[str,
+    Any]`)."""
     trees = {
         module: (str(path.relative_to(ROOT)), list(ast.walk(ast.parse(path.read_text()))))
         for package in MAY_IMPORT

@@ -32,8 +32,8 @@ class Crio:
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
-        """Take the settings. CRI-O gets a copy of the mount namespace of the file `mounts`; "": of
-        the present one."""
+        """Store the settings. CRI-O runs in a copy of the mount namespace of the file `mounts`, or
+        of the present one if `mounts` is ""."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "state/crio.sock"
         self.program = Program("crio", folder)
@@ -42,7 +42,7 @@ class Crio:
         self._groups_before, self._had_default = _groups(), CRUNS_DEFAULT.exists()
 
     def launch(self) -> None:
-        """Start it over its images, without waiting."""
+        """Start CRI-O with its stored images, without waiting until it serves."""
         self.socket.unlink(missing_ok=True)
         environment = {"CONTAINERS_REGISTRIES_CONF": f"{self.folder}/registries.conf"}
         command = [f"{self._programs}/crio", "-c", f"{self.folder}/crio.conf", "-d", ""]
@@ -65,8 +65,8 @@ class Crio:
         return version_of(self._programs / "crun")
 
     def stop(self) -> None:
-        """Stop it; its pods must have been removed. Also removes the cgroup of all pods, which
-        it leaves in each hierarchy."""
+        """Stop CRI-O, whose pods must have been removed. Also remove the cgroup of all pods, which
+        CRI-O leaves in each hierarchy."""
         self.program.stop()
         self._sleeper.stop(signal.SIGKILL)
         for group in sorted(_groups() - self._groups_before, reverse=True):
@@ -167,7 +167,8 @@ def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _groups() -> set[Path]:
-    """Return the peer's cgroups at the top of the trees of both versions, and below its own."""
+    """Return the cgroups `crio*` at the top of the trees of both versions, and all groups below
+    them."""
     tops = {
         group
         for place in ("crio*", "*/crio*")

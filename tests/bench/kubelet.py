@@ -92,8 +92,8 @@ KINDS: dict[str, type[Node]] = {"containerd": ContainerdNode, "crio": CrioNode, 
 
 
 class Api:
-    """Uses Kubernetes' API with an administrator's rights; `ready` and `gone` have the time when
-    each pod was first seen so."""
+    """Uses Kubernetes' API with an administrator's rights. `ready` and `gone` map a pod to the time
+    when it was first seen Ready or gone."""
 
     def __init__(self, pki: Path) -> None:
         self._context = ssl.create_default_context(cafile=str(pki / "ca.crt"))

@@ -117,8 +117,8 @@ class Bench:
         return self.private_kib()
 
     def log(self, name: str) -> None:
-        """Measure a container that writes lines as fast as they are read; its own CPU time is
-        included."""
+        """Measure a container that writes lines as fast as the server reads them; the CPU time
+        includes the container's."""
         runtime, sandbox, config = self.client.runtime, self._sandbox(name), self._container(name)
         config.command[:] = ["sh", "-c", f"yes {'x' * (LINE_BYTES - 1)} | head -n {LINES}"]
         config.linux.ClearField("resources")
@@ -184,7 +184,8 @@ class Bench:
             )
 
     def private_kib(self) -> int:
-        """Return the private memory of the server's helpers in KiB; a pod's share is the growth."""
+        """Return the private memory of the server's helpers in KiB; its growth is what pods
+        cost."""
         return memory.private_kib(self.server.helpers())
 
     def ask(self, pair: tuple[str, str]) -> None:

@@ -56,8 +56,8 @@ class Containerd:
         return version_of(self.built / "bin/runc")
 
     def stop(self) -> None:
-        """Stop it; its pods must have been removed. Also removes the cgroup of all pods, which
-        it leaves in each hierarchy."""
+        """Stop containerd, whose pods must have been removed. Also remove the cgroup of all pods,
+        which containerd leaves in each hierarchy."""
         self.program.stop()
         for group in _groups() - self._there:
             group.rmdir()

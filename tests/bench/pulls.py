@@ -98,7 +98,8 @@ class Side:
         self.bench._sample(f"removal, {step}", begin)
 
     def start(self, label: str, step: str) -> tuple[str, str]:
-        """Start a pod of the image; returns the time of its container."""
+        """Start a pod of the image, and record the time of create and start; return the ids of pod
+        and container."""
         bench = self.bench
         bench.samples.pop("CreateContainer", None), bench.samples.pop("StartContainer", None)
         pair = bench.up(label)
@@ -127,7 +128,8 @@ class Side:
         )
 
     def note_cache(self, step: str, seen_bytes: int) -> None:
-        """Note the page cache; `seen_bytes`: the part that containers see."""
+        """Record the page cache in MiB: `seen_bytes`, which containers see, and the tars of our
+        layers."""
         name = f"MiB of page cache, {step}"
         self.bench.rates[name].append((seen_bytes + self.cached_tars()) / 2**20)
 

@@ -98,7 +98,7 @@ class Side:
         return Cost(clock_ns / 1e6, processor_us / 1e3, memory_kib / 1024)
 
     def round(self, number: int) -> None:
-        """Run every task once, in a running container for exec and state, and in new ones."""
+        """Run every task once: exec and state in a running container, the others in new ones."""
         short = str(self._bundles["true"])
         self._note("run", self.call("run", "--bundle", short, f"r{number}"))
         created = self.call("create", "--bundle", short, f"c{number}")
@@ -138,7 +138,7 @@ _PROGRAMS = {"true": ("true",), "long": ("sleep", "3600")}
 
 
 def build_spawn(folder: Path) -> None:
-    """Compile the small program that is the parent of all commands."""
+    """Compile the small program that starts all measured commands."""
     subprocess.run(["cc", "-O2", "-static", "-o", str(folder / "spawn"), str(SPAWN)], check=True)
 
 

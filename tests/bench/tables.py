@@ -65,7 +65,7 @@ def medians(
 
 
 def header(names: Sequence[str], title: str = "p50") -> list[str]:
-    """Return the first lines of a table: title, servers, and ratios to each but the last."""
+    """Return the first lines of a table: title, servers, and our ratio to each other server."""
     *peers, _ = names
     ratios = [f"÷ {peer}" for peer in peers] if len(peers) > 1 else ["ratio"]
     cells = [title, *names, *ratios]

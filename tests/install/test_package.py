@@ -42,7 +42,7 @@ POD = {
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """Provide the cgroup of the pods: a chroot has the machine's."""
+    """Provide a cgroup for the pods: the chroot sees the machine's cgroups."""
     with own_group("package") as path:
         yield path
 

@@ -1,5 +1,5 @@
-"""One cluster for all Kubernetes tests; the ledger covers its whole life, since kubelet collects
-dead pods late."""
+"""Provides one cluster for all Kubernetes tests. Leaks are checked after its end, because kubelet
+collects dead pods late."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def entry(kube: Kube) -> dict[str, Any] | None:
 
 
 def of_pod(kube: Kube, path: str) -> list[Sample]:
-    """Return the samples of the pod at a path for Prometheus."""
+    """Return the pod's samples among kubelet's Prometheus metrics at `path`."""
     families = text_string_to_metric_families(query(kube, path))
     samples = [sample for family in families for sample in family.samples]
     return [sample for sample in samples if sample.labels.get("namespace") == kube.namespace]

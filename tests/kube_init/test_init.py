@@ -28,8 +28,8 @@ PODS = {
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine]:
-    """Provide a machine after the command of docs/install.md. The ledger is compared around its
-    whole life."""
+    """Provide a machine on which the `kubeadm init` of docs/install.md has run. Leaks are checked
+    after the cluster's end."""
     with ledger.nothing_left("the cluster"):
         started = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
         try:

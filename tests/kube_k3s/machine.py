@@ -1,5 +1,5 @@
-"""A machine for `k3s server`, with the CNI plugins from which k3s' release makes its own; the
-release itself is not available as a Go module."""
+"""A machine for `k3s server`. It has the flannel and reference CNI plugins, from which k3s'
+releases make theirs; the releases are not available as a Go module."""
 
 from __future__ import annotations
 

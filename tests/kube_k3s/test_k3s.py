@@ -22,8 +22,8 @@ SOCKET, FILES = "unix:///run/pyrunc/cri.sock", "/etc/pyrunc/config.toml.d"
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
-    """Provide a machine after the commands of docs/install.md. The ledger is compared around its
-    whole life."""
+    """Provide a machine on which the commands of docs/install.md have run. Leaks are checked after
+    the cluster's end."""
     with ledger.nothing_left("the cluster"):
         started = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
         try:

@@ -1,5 +1,5 @@
-"""Provides two nodes in one cluster with flannel between them; the ledger counts around its whole
-life."""
+"""Provides one cluster of two nodes with flannel between them. Leaks are checked once, after its
+end."""
 
 from __future__ import annotations
 

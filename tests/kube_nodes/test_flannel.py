@@ -162,8 +162,8 @@ def test_a_pod_that_goes_leaves_nothing_and_a_restarted_server_goes_on(
 def test_a_pod_starts_anew_after_the_server_was_killed_in_flannels_add(
     hosts: Hosts, kube: Kube
 ) -> None:
-    """The result of our bridge for the lost sandbox is removed through flannel; kubelet's next
-    attempt gets the resources."""
+    """The network device and addresses of the lost sandbox are removed through flannel; kubelet's
+    next attempt gets others."""
     node = hosts.nodes[1]
     before = len(views.ports(node))
     node.server.stop()

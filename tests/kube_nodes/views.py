@@ -28,7 +28,7 @@ class Hosts:
         return self.flannel.cluster.nodes
 
     def pairs(self) -> list[tuple[AnyNode, AnyNode]]:
-        """Return both directions between the two nodes."""
+        """Return both orders of the two nodes: (first, second) and (second, first)."""
         first, second = self.nodes
         return [(first, second), (second, first)]
 

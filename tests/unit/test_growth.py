@@ -711,7 +711,7 @@ CDI_EDITS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CDI_EDITS)
 def test_cdi_edits_are_merged_in_linear_time(name: str) -> None:
-    """A request names devices, a file of 4 MiB defines thousands of them."""
+    """A request can name thousands of CDI devices, which one file of 4 MiB can define."""
 
     def prepare(size: int) -> Work:
         edits = [msgspec.convert(CDI_EDITS[name](n), cdi.CdiEdits) for n in range(size)]
@@ -769,7 +769,8 @@ def test_cdi_files_in_yaml_are_read_in_linear_time(name: str, tmp_path: Path) ->
 
 
 def test_cdi_files_have_few_aliases(tmp_path: Path) -> None:
-    """A list of n names that n devices share is n times n names."""
+    """In YAML, n devices that share an alias of a list with n names need few bytes, but have n
+    times n names."""
     file = tmp_path / "vendor.yaml"
     file.write_text(CDI_HEAD + CDI_YAML["aliases of aliases"](cdi.ALIASES_LIMIT))
     assert len(cdi._read(file).devices) == cdi.ALIASES_LIMIT

@@ -1,4 +1,4 @@
-"""Tests which tests may run in parallel: the units that two workers of a run divide."""
+"""Tests how test files are divided into units, which two workers of a run execute in parallel."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs one guest at a time for all tests of this folder, booted at first use. Tests for the guest's
-inside are collected in the guest alone."""
+"""Runs one guest at a time for all tests of this folder, booted at first use. Tests that run inside
+the guest are collected only there."""
 
 from __future__ import annotations
 

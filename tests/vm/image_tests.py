@@ -9,14 +9,14 @@ from tests.vm import remote
 
 
 def files(*names: str) -> str:
-    """Return the modules with these names."""
+    """Return the paths of these test modules of tests/cri/images, separated by spaces."""
     return " ".join(f"tests/cri/images/test_{name}.py" for name in names)
 
 
 def run(guest: Guest, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run the tests on the guest's disk, as on a node: its /tmp is a tmpfs, where the pages of a
-    file are the file. The guest has no resolver meanwhile, because its network never replies, and
-    the tests would wait too long for a failing pull."""
+    """Run the tests on the guest's disk, as on a node: its /tmp is a tmpfs, whose pages cannot be
+    dropped. The guest has no resolver meanwhile: queries would get no reply, and tests of failing
+    pulls would wait too long."""
     guest.ssh("mount --bind /dev/null /etc/resolv.conf")
     try:
         remote.run(

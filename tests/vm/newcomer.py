@@ -171,8 +171,8 @@ class Newcomer:
         return Clock(name, identity, int(output[1]))
 
     def left(self, *not_counted: str) -> set[str]:
-        """Return the files on the disk except below these paths, and the objects of this boot that
-        have our name or that pods leave."""
+        """Return the files on the disk except below these paths, and the kernel objects, processes
+        and units of this boot that have our name or come from pods."""
         skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *not_counted))
         disk = f"find / -xdev \\( {skipped} \\) -prune -o {FACTS}"
         return set(

@@ -1,7 +1,7 @@
 """Tests a Debian of arm64, emulated as a whole: qemu-user would run it on this machine's kernel.
 
 Emulated processors are fifty times slower than those of this machine: this file takes a quarter of
-an hour on an idle one, and ten minutes more to build the disk. Its kubelet is cross-built here.
+an hour on an idle machine, and ten minutes more to build the disk. Its kubelet is cross-built here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INSTALL = (
 
 @pytest.fixture(scope="module")
 def arm64(boots: Boots) -> Guest:
-    """Return the guest with the project installed, `pyrunc` as the program that begins at its
+    """Return the guest with the project installed; its `pyrunc` is compiled and starts from a
     snapshot."""
     guest = boots.guest(RELEASE, [guest_disk.kubelet_arm64()], EMULATED_ARM64)
     guest.ssh(f"cd /root/project && {INSTALL}", timeout_s=1200)

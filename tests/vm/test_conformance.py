@@ -31,7 +31,8 @@ CACHE = "/root/.cache/pyrunc"
 
 @dataclass(frozen=True)
 class Machine:
-    """The guest. `kubelet_port` is the same there and, on 127.0.0.1, here."""
+    """The guest. `kubelet_port`: kubelet's port in the guest, forwarded from the same port of
+    127.0.0.1 on the host."""
 
     guest: Guest
     kubelet_port: int

@@ -19,8 +19,8 @@ INSIDE = "tests/vm/kubelet"
 
 @pytest.fixture(scope="module")
 def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guest]:
-    """Provide the guest as a Kubernetes node; it stays a node until the boot ends, but its control
-    plane ends before."""
+    """Provide the guest as a Kubernetes node. Its control plane ends after these tests; the guest
+    stays set up as a node until it is powered off."""
     control = GuestControlPlane(tmp_path_factory.mktemp("control"), boots.api_port)
     try:
         control.start()

@@ -62,7 +62,7 @@ def bring_wheels(person: Newcomer, folder: Path) -> None:
 
 
 def runtime_of(person: Newcomer, name: str) -> None:
-    """Wait until the cluster has the node as Ready with this runtime."""
+    """Wait until the cluster lists the node as Ready with the runtime `name`."""
     output = person.until(
         "kubectl get nodes -o wide", f"{name}://", f"{name} as the node's runtime"
     )

@@ -1,7 +1,7 @@
-"""Runs the specs of Kubernetes' node suite that need cgroup v2, with kubelet's groups of pods:
+"""Runs the specs of Kubernetes' node suite that need cgroup v2 with kubelet's groups of pods;
 tests/kube_e2e_node skips them on a hybrid host.
 
-A processor of the guest is emulated: a few specs of each kind, half an hour for all.
+The guest's processor is emulated, so only a few specs of each kind run: half an hour for all.
 """
 
 from __future__ import annotations

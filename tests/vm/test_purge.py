@@ -1,5 +1,5 @@
-"""Tests the Debian package under systemd on a machine without Kubernetes: installed, a pod run,
-purged, and everything as before.
+"""Tests the Debian package under systemd on a machine without Kubernetes: after install, a pod and
+purge, everything is as before.
 
 The whole machine is compared, not only objects with our name: files, units, mounts, network
 devices, nftables, cgroups, processes.

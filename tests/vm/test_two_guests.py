@@ -41,7 +41,8 @@ class PatientKube(Kube):
 
 @pytest.fixture(scope="module")
 def flannel(boots: Boots) -> Iterator[GuestFlannel]:
-    """Provide two Ready nodes. The paths of their sockets must be short."""
+    """Provide two Ready nodes. Their folder has a short path, because the length of socket paths is
+    limited."""
     boots.stop()
     with tempfile.TemporaryDirectory(prefix="guests-") as folder:
         cluster = GuestCluster(Path(folder))

@@ -1,5 +1,5 @@
-"""The order of blocks in the snapshot (pyrunc/accelerate/heap_order.c): what a command writes to
-lies side by side."""
+"""Tests the order of blocks in the snapshot (pyrunc/accelerate/heap_order.c): those that a command
+writes to lie side by side."""
 
 from __future__ import annotations
 

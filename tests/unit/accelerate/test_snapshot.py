@@ -1,4 +1,4 @@
-"""C modules that commands load after the snapshot."""
+"""Tests C modules that commands load after the snapshot."""
 
 from __future__ import annotations
 
@@ -9,5 +9,6 @@ from pyrunc.accelerate.snapshot import _load_without_search
 
 @pytest.mark.parametrize("name", ["_json", "math", "time", "marshal"])
 def test_a_module_is_loaded_from_a_shared_object_or_the_interpreter(name: str) -> None:
-    """Where a module is differs by distribution and version."""
+    """Distributions and versions differ in whether a C module is a shared object or part of the
+    interpreter."""
     assert _load_without_search(name)().__name__ == name

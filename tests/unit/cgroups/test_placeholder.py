@@ -1,5 +1,5 @@
-"""The limit of processes while the placeholder process is in a systemd scope. The scope is a folder
-with plain files."""
+"""Tests that a limit of processes leaves room for the placeholder process in its systemd scope. The
+scope is a folder with plain files."""
 
 from __future__ import annotations
 

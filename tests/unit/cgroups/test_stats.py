@@ -1,4 +1,4 @@
-"""Files of a group as numbers; missing files are absent."""
+"""Tests that a cgroup's files are parsed into numbers; values of missing files are None."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The protobuf encoder agrees with the library's for fields as in CRIU's rpc.proto; errors for
-malformed answers of CRIU."""
+"""Tests that the protobuf encoder agrees with Google's library for fields as in CRIU's rpc.proto,
+and errors for malformed answers of CRIU."""
 
 from __future__ import annotations
 

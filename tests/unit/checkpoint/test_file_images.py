@@ -1,4 +1,5 @@
-"""Reading the root folder's mode from CRIU's images; tests/vm/peers covers the real CRIU's."""
+"""Tests that the root folder's mode is read from made-up CRIU image files; tests/vm/peers reads
+those of the real CRIU."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A checkpoint's documents are read in our, containerd's and CRI-O's form; malformed ones are
-refused."""
+"""Tests that a checkpoint's metadata files are read in our, containerd's and CRI-O's form, and that
+malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_our_archives_are_read(tmp_path: Path) -> None:
 
 
 def test_archives_of_other_runtimes_are_read(tmp_path: Path) -> None:
-    """Their documents have more fields, null in place of lists, and no image by digest."""
+    """Their metadata files have more fields, null in place of lists, and no image digest."""
     config = {
         "id": "x",
         "name": "k8s_c_p",

@@ -1,4 +1,5 @@
-"""The gRPC client with a server of the gRPC library, and with other programs."""
+"""Tests the gRPC client with a server of grpcio, and with sockets whose replies are wrong or
+missing."""
 
 from __future__ import annotations
 

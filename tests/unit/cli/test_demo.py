@@ -12,7 +12,7 @@ from cri_server.cli.pods import demo
 
 
 def wait(folder: Path, *command: str) -> str:
-    """Return the error of waiting for `command`, which opens no socket."""
+    """Return the error of waiting for `command`, a server that opens no socket."""
     (folder / "server.log").write_text("the last line\n")
     with subprocess.Popen(command) as server, Client(f"unix://{folder}/cri.sock") as client:
         try:

@@ -95,7 +95,7 @@ def install(tmp_path_factory: pytest.TempPathFactory) -> Installer:
 
 
 def executed(folder: Path) -> list[str]:
-    """Return what `pyrunc --version` executes, by name."""
+    """Return the names of the programs that `pyrunc --version` executes."""
     command = ["strace", "-f", "-e", "execve", "-qq", str(folder / "bin/pyrunc"), "--version"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env={})
     assert done.stdout.startswith("pyrunc version ")
@@ -162,7 +162,8 @@ def probe(install: Installer) -> Path:
 
 
 def look(probe: Path, shell: str, **environment: str) -> dict[str, Any]:
-    """Run a shell command as the probe's "$@"; returns the probe's report."""
+    """Run the script `shell`, whose "$@" is the probe with its arguments; return the probe's
+    report."""
     command = ["sh", "-c", f"{shell} 3>&1 >/dev/null", "sh", str(probe), "a", "\udcff é"]
     done = subprocess.run(
         command, input="words", capture_output=True, text=True, env=environment, check=False,
@@ -202,8 +203,8 @@ def test_a_command_frees_memory(probe: Path) -> None:
 
 
 def test_the_tested_program_is_the_built_one() -> None:
-    """pip writes its own script, which loads `site` and takes four times as long, if pip runs
-    last."""
+    """If pip runs last, it replaces the program by a script, which loads `site` and takes four
+    times as long."""
     program = runtime()[0]
     if "PYRUNC_RUNTIME" not in os.environ:
         assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"

@@ -1,4 +1,5 @@
-"""Messages in the places and with the texts that callers look for."""
+"""Tests that errors and warnings go where callers look for them, with the texts that they
+expect."""
 
 from __future__ import annotations
 

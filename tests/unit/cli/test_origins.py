@@ -1,4 +1,4 @@
-"""The origins of a container's values."""
+"""Tests the origins of a container's values: request, image or pod."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Command lines as Go programs write them."""
+"""Tests that `pyrunc` reads command lines as Go programs do: spellings, values and error texts."""
 
 from __future__ import annotations
 

@@ -149,7 +149,8 @@ def kinds(configuration: Configuration) -> list[str]:
 
 
 def test_plugins_in_the_networks_folder_are_appended(tmp_path: Path) -> None:
-    """CNI 1.1.0; all plugins may be in the folder, and changing it changes the network."""
+    """Since CNI 1.1.0 the folder can hold all plugins of a network, and a change in the folder
+    changes the network."""
     write(tmp_path, "10-a.conflist", NETWORK)
     configuration = Configuration(str(tmp_path), None)
     assert kinds(configuration) == ["bridge"]

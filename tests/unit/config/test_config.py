@@ -1,4 +1,5 @@
-"""The configuration file: defaults, flags that override keys, and errors with their place."""
+"""Tests the configuration file: defaults, flags that override keys, and errors that name the
+key."""
 
 from __future__ import annotations
 

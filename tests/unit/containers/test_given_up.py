@@ -1,5 +1,5 @@
-"""Undo runs after the step that it undoes, even if the caller leaves or another step fails while a
-thread executes that step."""
+"""Tests that a step is undone only after it has ended, even if the caller is cancelled or another
+step fails while a thread executes it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ async def test_a_limit_whose_caller_gave_up_is_set_back(monkeypatch: pytest.Monk
 async def test_no_container_of_a_pod_stays_frozen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """One container cannot be frozen while another is being frozen."""
+    """When one container cannot be frozen, another that a thread is still freezing is thawed."""
     slow, done = Slow(), []
 
     class Group:

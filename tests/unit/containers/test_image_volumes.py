@@ -12,7 +12,7 @@ from pyrunc.errors import InvalidArgument
 
 
 def layers(tmp_path: Path, *contents: str) -> list[str]:
-    """Make a folder per layer, top first, with the sub-folders that its words name."""
+    """Make a folder for each layer, top layer first, with the sub-folders that its string names."""
     paths = []
     for number, words in enumerate(contents):
         layer = tmp_path / str(number)
@@ -24,7 +24,7 @@ def layers(tmp_path: Path, *contents: str) -> list[str]:
 
 
 def layer_numbers(folders: list[str]) -> list[str]:
-    """Return the numbers of the layers that are merged."""
+    """Return the number of the layer to which each of `folders` belongs."""
     return [Path(path).parts[-3] for path in folders]
 
 
@@ -52,8 +52,8 @@ def test_a_layer_hides_folders_of_lower_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["v2", "./v2", "/v2", "../../../v2", "loop/../x/../v2", "chain"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_links_are_followed_inside_the_image(tmp_path: Path, target: str, count: int) -> None:
-    """The link is in one layer, its target in this layer and others; the host has a folder of that
-    name too."""
+    """The link is in one layer, its target in this layer and others. Absolute targets and `..` stay
+    inside the image."""
     stack = layers(tmp_path, "v2/b loop/x", "v2/b/c", "v2/b")[:count]
     Path(stack[-1], "current").symlink_to(target)
     Path(stack[0], "chain").symlink_to("/v2")

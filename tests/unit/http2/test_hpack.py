@@ -88,8 +88,8 @@ FIELDS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=12)
 def test_blocks_of_the_library_are_decoded(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
 ) -> None:
-    """The blocks belong to one connection: entries are added and evicted, the table is resized,
-    fields are sensitive or not."""
+    """The `hpack` library encodes the blocks for one connection: entries are added and evicted, the
+    table is resized, fields are sensitive or not."""
     encoder, decoder = peer.Encoder(), HpackDecoder()
     for fields, coded, size in blocks:
         if size is not None:

@@ -146,7 +146,8 @@ def test_the_error_lists_the_platforms_of_the_index(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stored_image_is_preferred_to_a_better_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index was pulled on another processor, or the archive has only one platform."""
+    """The better platform is not stored: the index was pulled on another processor, or the archive
+    has only one platform."""
     monkeypatch.setattr(manifests, "host_processors", lambda: AMD64_V3)
     both = index("linux/amd64/v3", "linux/amd64", "linux/arm64", "unknown/unknown")
     for here, expected in (

@@ -1,5 +1,5 @@
-"""Rates, work that is shared while it is fast, and streams that are shared fairly between
-registries."""
+"""Tests slow transfer rates, callers that share the work of the first caller, and the fair division
+of streams among registries."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ async def test_a_stream_without_a_turn_in_time_is_interrupted(
 
 
 async def test_a_stream_waits_while_other_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pulls of a starting node keep their order; the time of each wait has a limit all the
-    same."""
+    """While other streams end, a stream waits beyond STREAM_WAIT_S; it is interrupted after
+    STREAM_WAIT_LIMIT_S."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 1.0)
     streams, ended = StreamLimiter(1), 0
 

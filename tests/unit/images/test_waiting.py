@@ -1,4 +1,4 @@
-"""The progress of a pull, and threads that it waits for."""
+"""Tests when a pull is overdue, and which threads a cancelled pull waits for."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ class Clock:
 def overdue_after_s(
     watch: Watch, clock: Clock, bytes_per_s: int, limit_s: int = 3600
 ) -> int | None:
-    """Feeds the watch once a second; returns the second in which it is overdue, None if never."""
+    """Report `bytes_per_s` to the watch every second; return after how many seconds it is overdue,
+    None if never."""
     for second in range(1, limit_s):
         clock.now_s += 1
         watch.arrived(bytes_per_s)

@@ -1,4 +1,5 @@
-"""The programs of a folder that are plugins, and their configurations."""
+"""Tests which executables of the plugin folder start as NRI plugins, in which order, and with which
+configuration."""
 
 from __future__ import annotations
 

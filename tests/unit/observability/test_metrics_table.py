@@ -99,7 +99,7 @@ def test_a_rate_needs_two_samples_that_are_far_enough_apart() -> None:
 
 
 def test_no_rate_of_a_program_that_works_once_a_second_is_zero() -> None:
-    """Clients ask at any interval, also twice while the program rests."""
+    """Clients may read the metrics at any interval, also twice while the program sleeps."""
     rates = CpuRates()
     rate = None
     for tenth in range(0, 1200, 7):

@@ -87,7 +87,7 @@ async def test_sizes_of_layers_are_returned_without_a_walk(tmp_path: Path) -> No
 
 async def test_slow_walks_delay_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A container can have millions of small files. Walks of many such layers leave threads for
-    all other work on the disk, and go on without a caller."""
+    other work, and continue after their callers were answered."""
     slow, go_on, running = {f"slow{n}" for n in range(20)}, threading.Event(), set[Path]()
 
     def written(root: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Daemon threads that are used again."""
+"""Tests daemon threads, which are reused when their work has ended."""
 
 from __future__ import annotations
 

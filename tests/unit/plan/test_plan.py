@@ -1,4 +1,4 @@
-"""Plans: their lines, their order, their warnings; and every operation can be shown and lowered."""
+"""Tests plans: their lines, order and warnings; every operation has a text and can be compiled."""
 
 from __future__ import annotations
 
@@ -513,7 +513,8 @@ def test_a_bind_has_this_line() -> None:
 
 
 def test_cached_fragments_have_the_lines_of_their_plan() -> None:
-    """The same masks at another place of another plan: an error names that plan's line."""
+    """In different plans the same masks are at different places: an error names the line of its own
+    plan."""
     longer = plan({"process.terminal": True}, keyring="k", parent=ParentOptions(record=True))
     for built in (plan(), longer, plan()):
         program = lower(built).program
@@ -539,7 +540,8 @@ def test_the_cache_of_fragments_is_limited() -> None:
 
 @pytest.mark.parametrize("preserve", [0, 2])
 def test_the_cached_part_of_a_mount_has_the_source_and_the_line_of_its_plan(preserve: int) -> None:
-    """From the third plan on the destination's part comes from the cache."""
+    """From the third plan on, the part of the program for the mount's destination comes from a
+    cache."""
     lowering._caches.clear()
     calls = []
     for source in ("/pod-a", "/pod-b", "/pod-c", "/pod-d"):

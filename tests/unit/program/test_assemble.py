@@ -1,5 +1,5 @@
-"""The assembler refuses programs that could go wrong by themselves, and encodes for the
-launcher."""
+"""Tests that the assembler refuses programs that could fail by their own fault, such as a slot
+loaded before its store, and encodes the others for the launcher."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pyrunc.program.model import CMP, EXIT, FAIL, LOAD_4, LOAD_8, SEND, SYS, Lin
 
 
 def parse(program: Program) -> tuple[tuple[int, ...], list[tuple[int, ...]], list[int], bytes]:
-    """Return header, operations, relocations, data."""
+    """Return header, operations, relocations and data of the encoded program."""
     raw = program.encoded
     header = encode.HEADER.unpack_from(raw)
     _, _, operations, relocations, start, size = header

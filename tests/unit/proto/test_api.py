@@ -38,7 +38,7 @@ def listed() -> set[Row]:
 
 
 def generated() -> set[Row]:
-    """Return the same rows, read back from the descriptors that protoc made."""
+    """Return the rows that the table must have, from the descriptors that protoc generated."""
     file = api_pb2.DESCRIPTOR
     assert file.package == "runtime.v1"
     rows: set[Row] = set()

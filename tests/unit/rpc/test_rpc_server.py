@@ -685,8 +685,8 @@ async def test_calls_of_a_connection_that_breaks_do_not_start(world: World) -> N
 
 @pytest.mark.filterwarnings("error")
 async def test_a_call_cancelled_before_its_first_step_is_uncounted(world: World, raw: Raw) -> None:
-    """A task that is cancelled before its first step runs none of its code; the call is no longer
-    counted all the same."""
+    """A task that is cancelled before its first step runs none of its code. Its call is removed
+    from the count all the same."""
 
     def stop(request: bytes) -> bytes:
         for connection in list(world.server._connections):

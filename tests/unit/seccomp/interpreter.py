@@ -14,7 +14,7 @@ INSTRUCTION = struct.Struct("<HBBI")
 def run(
     program: bytes, number: int, arguments: Sequence[int] = (), architecture: int = X86_64
 ) -> int:
-    """Return the action for one call."""
+    """Return the filter's action for one system call."""
     values = [*arguments, *[0] * (6 - len(arguments))]
     data = DATA.pack(number & 0xFFFFFFFF, architecture, 0, *values)
     accumulator, at = 0, 0

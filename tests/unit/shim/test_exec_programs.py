@@ -1,4 +1,5 @@
-"""The stored programs of commands that are executed repeatedly in one container."""
+"""Tests which execs in a container have a stored compiled program: commands that are executed
+repeatedly."""
 
 from __future__ import annotations
 

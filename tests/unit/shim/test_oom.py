@@ -100,7 +100,7 @@ def test_a_killed_child_counts_with_any_exit_code(
 
 
 def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: Groups) -> None:
-    """Only one had a kill: the exit code says which, in either order."""
+    """Of two containers one was killed: its exit code tells which, in whichever order they end."""
     for order in (0, 1):
         counts = KillCounts()
         killed, other = groups.add("a"), groups.add("b")

@@ -1,4 +1,4 @@
-"""Classes of block I/O: the class of a container, and its OCI object."""
+"""Tests classes of block I/O: the class that a container gets, and the OCI object of a class."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The binds that the server opens for the container's compiler, and the binds that need a
+"""Tests which host binds of a spec the server opens for the compiler, and which of them need a
 descriptor of the shim."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Classes of caches and memory bandwidth, on a tree of plain files instead of resctrl: the class of
-a container, and its OCI object."""
+"""Tests classes of caches and memory bandwidth, on plain files instead of resctrl: the class that a
+container gets, and the OCI object of a class."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ def test_settings_of_pods_apply_to_new_networks_only() -> None:
 def test_a_sysctl_needs_a_namespace_of_the_pod(
     name: str, nodes: dict[str, Any] | None, problem: str
 ) -> None:
-    """An invalid one is refused before any part of the pod is made."""
+    """An invalid sysctl is refused before any part of the pod is made."""
     with pytest.raises(InvalidArgument, match=problem) as refused:
         sysctls.check({name: "1"}, api.NamespaceOption(**nodes or {}))
     assert repr(name) in str(refused.value)

@@ -1,4 +1,5 @@
-"""Tickets: single use, a minute, bound to their kind, limited in number."""
+"""Tests tokens of streaming URLs: each works once, for a minute and for one kind of session, and
+their number is limited."""
 
 from __future__ import annotations
 

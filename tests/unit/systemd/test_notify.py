@@ -1,4 +1,4 @@
-"""The words that systemd hears: ready, alive again and again, stopping."""
+"""Tests the messages to systemd: ready, watchdog, stopping."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Node:
         return pods
 
     def events(self, name: str) -> list[str]:
-        """`reason: message` of the pod's events."""
+        """Return the pod's events, each as `reason: message`."""
         listing = self.api.get(
             f"/api/v1/namespaces/{NAMESPACE}/events?fieldSelector=involvedObject.name%3D{name}"
         )
@@ -163,8 +163,8 @@ class Node:
         return str(identifier)
 
     def main_pid(self, pod: Json, container: str = "c") -> int:
-        """Return the container's first process, by its group, without the placeholder process that
-        leaves a new scope."""
+        """Return the pid of the container's first process, from its cgroup; a new scope's
+        placeholder process does not count."""
         pids = map(int, (self.group(pod, container) / "cgroup.procs").read_text().split())
         return min(filter(_is_of_container, pids))
 

@@ -48,7 +48,7 @@ MADE = {"said-nothing": "wrote", "default": "wrote", "local": "", "unconfined": 
 
 @pytest.fixture(scope="module")
 def confined(node: Node) -> Iterator[Json]:
-    """Runs a pod with a container of each kind."""
+    """Provide a pod with a container for each of `SECURITY_CONTEXTS`."""
     subprocess.run(
         ["apparmor_parser", "--replace", "--skip-cache"], input=POLICY.encode(), check=True
     )

@@ -46,7 +46,8 @@ def busy(node: Node) -> Iterator[Json]:
 
 @pytest.fixture(scope="module")
 def numbers(node: Node, busy: Json) -> Json:
-    """Return kubelet's entry of the pod, measured after the script had written its files."""
+    """Return the pod's entry in kubelet's summary, measured after the script had written its
+    files."""
     start = cpu_ns(node.group(busy))
 
     def measured() -> Json | None:

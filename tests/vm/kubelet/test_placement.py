@@ -141,7 +141,7 @@ def test_containers_do_not_swap_by_default(placed: Placed) -> None:
 
 @pytest.mark.requirement("7.2.11")
 def test_an_oom_kill_ends_the_whole_container(placed: Placed) -> None:
-    """kubelet demands it through `unified` (singleProcessOOMKill is off on v2)."""
+    """kubelet sets memory.oom.group through `unified` (singleProcessOOMKill is off on v2)."""
     assert {fact(placed.group(name), "memory.oom.group") for name in RESOURCES} == {"1"}
 
 

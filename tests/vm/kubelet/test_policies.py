@@ -35,7 +35,7 @@ def kubelet(node: Node) -> Iterator[Node]:
 
 
 def limited(name: str, resources: Json, script: str = "sleep 3600") -> Json:
-    """Return a pod with one container."""
+    """Return a pod whose only container has these `resources`."""
     return pod(name, shell(script, resources=resources))
 
 

@@ -24,7 +24,7 @@ COUNT = "i=0; while :; do echo $i > /tmp/next; mv /tmp/next /count; i=$((i+1)); 
 @pytest.fixture(params=["cgroupfs", "systemd"])
 def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Container]:
     """Run a container that counts in a file, with settings that CRIU must get: a bind mount, masked
-    and read-only paths, a filter, limits."""
+    and read-only paths, a seccomp filter, limits."""
     container = Container(
         tmp_path, User(), *(["--systemd-cgroup"] if request.param == "systemd" else [])
     )
@@ -63,7 +63,7 @@ def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Contain
 
 
 def count(container: Container) -> int:
-    """Return the last number of the container; -1 before its first number."""
+    """Return the last number that the container has written; -1 if there is none."""
     try:
         return int((container.bundle / "rootfs/count").read_text())
     except FileNotFoundError:
@@ -170,8 +170,8 @@ def test_mounts_at_links_of_the_image_are_restored(container: Container) -> None
 def test_a_file_of_the_host_as_stdout_is_replaced_after_a_redirection(
     container: Container,
 ) -> None:
-    """The host's file is a stream of the container, although the shell has its own file at
-    descriptor 1 during the checkpoint."""
+    """After the restore the container writes to the new host file, although descriptor 1 was the
+    shell's own file at the checkpoint."""
     script = "until [ -e /go ]; do sleep 0.1; done >/own; while :; do echo after; sleep 0.1; done"
     container.make("sh", "-c", script)
     container.run()

@@ -1,5 +1,5 @@
-"""Tests AppArmor around a container and an exec, and mounts with mapped ids, by the command
-line."""
+"""Tests AppArmor for a container and an exec, and mounts with mapped ids, with the command line of
+`pyrunc`."""
 
 from __future__ import annotations
 

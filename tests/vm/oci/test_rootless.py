@@ -218,8 +218,8 @@ def test_the_users_systemd_limits_a_rootless_container(
 def test_a_rootless_container_starts_from_a_login_session(
     scoped: Container, granted: list[tuple[int, int, int]]
 ) -> None:
-    """The session's cgroup and those of the user's systemd have only a cgroup of root in common.
-    The runtime is moved out of the session's, its caller is not."""
+    """The only common ancestor of the session's cgroup and those of the user's systemd belongs to
+    root. The runtime is moved out of the session's cgroup; its caller stays."""
     scoped.make("sleep", "1000", change=rootless(granted))
     session = commands.CGROUPS / f"session-test-{os.getpid()}"
     session.mkdir()

@@ -121,8 +121,7 @@ def _spec(ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(ours: bytes) -> bytes:
-    """Return new and changed files: without the root, and without folders that have only
-    changed."""
+    """Return the tar without the root folder, and without folders that have only changed."""
     theirs = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(ours)) as tar,

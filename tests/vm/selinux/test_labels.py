@@ -1,4 +1,4 @@
-"""Tests the labels of pods, containers and volumes of a server that the kernel shows."""
+"""Tests that the kernel shows the expected labels on the server's pods, containers and volumes."""
 
 from __future__ import annotations
 

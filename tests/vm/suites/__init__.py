@@ -1,1 +1,1 @@
-"""Suites of others that run in the guest."""
+"""Runs test suites of other projects in the guest."""

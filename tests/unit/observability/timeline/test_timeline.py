@@ -1,4 +1,5 @@
-"""The ring on disk, traces over tasks, and the selection of entries."""
+"""Tests the timeline: its bounded files on disk, spans across tasks, and the selection of
+entries."""
 
 from __future__ import annotations
 

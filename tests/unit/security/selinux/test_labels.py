@@ -66,7 +66,7 @@ def test_a_pod_without_options_gets_the_policys_labels_at_its_own_level() -> Non
 def test_a_requested_label_is_merged_with_the_default(
     options: dict[str, str], process: str, mount: str
 ) -> None:
-    """The label is that of a pod with its own level, or of a container with its pod's."""
+    """A pod's default label has the pod's level; a container's default is its pod's label."""
     assert labels.of_sandbox(POLICY, api.SELinuxOption(**options), "s0:c1,c2") == SelinuxLabels(
         process, mount
     )

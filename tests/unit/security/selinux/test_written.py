@@ -1,5 +1,5 @@
-"""The labels that reach the kernel: system calls of lowered programs and options of mounts,
-recorded instead of made."""
+"""Tests the labels that reach the kernel in system calls of compiled programs and in mount options,
+which are recorded instead of executed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MOUNT = "system_u:object_r:container_file_t:s0:c1,c2"
 
 
 class Calls:
-    """The writes of a program, by file."""
+    """Records system calls. `written` returns what they write to each file below attr/."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -45,7 +45,8 @@ class Calls:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    """Return every assembled call; constants are unchanged."""
+    """Record every system call that is assembled, with the content of constants in place of their
+    address."""
     recorded, contents = Calls(), {}
     sys, constant = Assembler.sys, Assembler.constant
 
