@@ -321,7 +321,8 @@ def test_the_zygote_of_jobs_does_without_msgspec() -> None:
 
 
 def test_built_in_plugins_import_no_subprocess() -> None:
-    """The module takes 1 MiB in a network worker, and only foreign address plugins need it."""
+    """The module `subprocess` takes 1 MiB in a network worker, and only foreign address plugins
+    need it."""
     importers = {
         module
         for module, path in modules("cni_plugins")

@@ -167,8 +167,7 @@ def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _groups() -> set[Path]:
-    """Return the cgroups `crio*` at the top of the trees of both versions, and all groups below
-    them."""
+    """Return the cgroups `crio*` at the top of both cgroup trees, and all groups below them."""
     tops = {
         group
         for place in ("crio*", "*/crio*")

@@ -24,8 +24,8 @@ class Containerd:
         self, folder: Path, namespace: str, plugins: Path | None = None, mounts: str = ""
     ) -> None:
         """`namespace`: the network namespace in which containerd runs. `plugins`: a folder of CNI
-        plugins to use instead of the reference plugins. `mounts`: the file of a mount namespace in
-        which containerd runs; "": the present one."""
+        plugins to use instead of the reference plugins. `mounts`: the file of the mount namespace
+        in which containerd runs, or "" for the present one."""
         self.folder, self.namespace, self.mounts = folder, namespace, mounts
         self.socket = folder / "containerd.sock"
         self.program = Program("containerd", folder)

@@ -3,9 +3,9 @@ start, removal, disk, and page cache.
 
 The servers take turns and pull from a registry on the loopback of their network namespace.
 BENCH='--tmpfs' has the images on a tmpfs; otherwise they are on the disk of the temporary folder.
-BENCH='--large' pulls 1 GB in 60,000 files, and leaves the page cache out; '--tree /usr' takes files
-of this machine, which cost a decoder other work than generated ones. Ratios below 1 mean that ours
-is faster, or smaller.
+BENCH='--large' pulls 1 GB in 60,000 files, and does not measure the page cache; '--tree /usr' takes
+files of this machine, which decompress at another speed than generated ones. Ratios below 1 mean
+that ours is faster, or smaller.
 
 '--collected 60000' removes an image with that many files before each pull, like kubelet's garbage
 collection: for minutes ext4 skips inodes that were deleted (Linux, fs/ext4/ialloc.c,
@@ -128,8 +128,8 @@ class Side:
         )
 
     def note_cache(self, step: str, seen_bytes: int) -> None:
-        """Record the page cache in MiB: `seen_bytes`, which containers see, and the tars of our
-        layers."""
+        """Record in MiB the page cache that containers see, `seen_bytes`, plus that of our layers'
+        tars."""
         name = f"MiB of page cache, {step}"
         self.bench.rates[name].append((seen_bytes + self.cached_tars()) / 2**20)
 
@@ -187,7 +187,7 @@ def sides(folder: Path) -> Iterator[list[Side]]:
 
 
 def measure(all_sides: list[Side], options: argparse.Namespace, contents: Sequence[bytes]) -> None:
-    """Run all steps, side by side."""
+    """Run all steps, each on one server after the other."""
     for layers in (1,) if options.large else (1, 12):
         step, built = f"{layers} layer{'s' * (layers > 1)}", image_of(contents, layers)
         for side in all_sides:
@@ -213,8 +213,8 @@ def share(all_sides: list[Side], containers: int) -> None:
     """Measure the page cache that many containers of one image use, each of which reads the whole
     image.
 
-    Pages that are in memory before a container has read anything are not counted for it, because it
-    shares them with the containers before.
+    Pages that are in memory before a container begins to read are not counted for it, because it
+    shares them with earlier containers.
     """
     for side in all_sides:
         side.pull("bench:1", "shared")

@@ -42,7 +42,7 @@ POD = {
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """Provide a cgroup for the pods: the chroot sees the machine's cgroups."""
+    """Provide a cgroup for the pods of the chroot, which shares the machine's cgroups."""
     with own_group("package") as path:
         yield path
 

@@ -30,7 +30,7 @@ def query(kube: Kube, path: str) -> str:
 
 
 def entry(kube: Kube) -> dict[str, Any] | None:
-    """Return the pod in kubelet's summary, once its CPU was measured twice."""
+    """Return the pod's entry in kubelet's summary; None until its CPU was measured twice."""
     for each in json.loads(query(kube, "stats/summary") or '{"pods": []}')["pods"]:
         if each["podRef"]["namespace"] == kube.namespace:
             (container,) = each.get("containers") or [{}]
@@ -50,8 +50,8 @@ def names(entries: list[Sample], container: str) -> set[str]:
 
 
 def check_what_is_always_there(kube: Kube) -> dict[str, Any]:
-    """Check the figures that `kubectl top`, autoscaling and evictions read; return the pod in the
-    summary."""
+    """Check the figures that `kubectl top`, autoscaling and evictions read; return the pod's entry
+    in kubelet's summary."""
     entries: dict[str, Any] = kube.until(lambda: entry(kube), "the pod's figures", PATIENCE_S)
     (container,) = entries["containers"]
     assert {"cpu", "memory", "rootfs", "logs"} <= set(container)

@@ -1,9 +1,8 @@
 """A credential provider of kubelet (KubeletCredentialProviders) for the node's locked registry.
 
 Kubernetes' provider of the node suite asks Google for a password. This one has the registry's
-password and the same refusals: as `NAMES[1]` it refuses a request without a token of the pod's
-service account for `AUDIENCE` or without the annotations that the spec sets, as `NAMES[0]` a
-request with a token.
+password, and refuses the same requests: as `NAMES[0]` one with a token, as `NAMES[1]` one without a
+token of the pod's service account for `AUDIENCE` or without the annotations that the spec sets.
 """
 
 from __future__ import annotations

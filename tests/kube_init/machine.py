@@ -50,8 +50,8 @@ class KubeadmMachine(Machine, Kubectl):
         self.kubeconfig = self.written("/etc") / "kubernetes/admin.conf"
 
     def up(self) -> None:
-        """Make the namespaces, start the server, and load the images that its registry would
-        have."""
+        """Make the namespaces, start the server, and load the images that it would pull from a
+        registry."""
         toolchain.kubeadm()
         archives = [control_plane_images.archive(), images.busybox()]
         self.begin()

@@ -35,7 +35,7 @@ collect_ignore = (
 class Boots:
     """Holds the running guest, if any: the machine has processor time for one emulated guest.
 
-    `api_port` is a port of 127.0.0.1 here, which guests see as SERVICES:6443.
+    `api_port` is a port of 127.0.0.1 on the host, which guests see as SERVICES:6443.
     """
 
     def __init__(self) -> None:

@@ -184,8 +184,8 @@ class Newcomer:
 
 @contextlib.contextmanager
 def at_a_new_machine(boots: Boots, folder: Path, disks: Sequence[Path] = ()) -> Iterator[Newcomer]:
-    """Provide a guest just booted, with Kubernetes' packages and more `disks`, whose cluster has
-    its control plane below `folder`. It is powered off afterwards."""
+    """Provide a newly booted guest with Kubernetes' packages and the additional `disks`. Its
+    cluster's control plane keeps its files below `folder`. The guest is powered off afterwards."""
     control = GuestControlPlane(folder, boots.api_port, joining=True)
     boots.stop()
     try:

@@ -69,7 +69,7 @@ def disk() -> Path:
 
 
 class NodeSuite:
-    """The suite in `guest`, which has the disk of `disk()`. `folder` on this side gets logs and
+    """The suite in `guest`, which has the disk of `disk()`. `folder` on the host gets logs and
     reports."""
 
     def __init__(self, guest: Guest, folder: Path) -> None:

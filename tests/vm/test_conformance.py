@@ -1,5 +1,5 @@
 """Runs the parts of conformance suites that need cgroup v2's controllers in the guest: Kubernetes'
-specs of pods that are resized, with the suite and the control plane on this side, and containerd's
+specs of pods that are resized, with the suite and the control plane on the host, and containerd's
 tests that measure memory or choose processors."""
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Tests a real kubelet in the guest, under systemd and pure cgroup v2, set up as Vagrant does it,
-except for the control plane, which is on this side: in the emulator it would take most of the
-time."""
+"""Tests a real kubelet in the guest, under systemd and pure cgroup v2, set up as Vagrant does it.
+The control plane runs on the host: emulated it would take most of the time."""
 
 from __future__ import annotations
 

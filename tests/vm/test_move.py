@@ -47,7 +47,7 @@ def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[New
 
 
 def bring_wheels(person: Newcomer, folder: Path) -> None:
-    """Put our wheels into /root, and those of their dependencies where this machine's pip finds
+    """Put our wheel into /root, and the wheels of its dependencies where the guest's pip finds
     them."""
     version = person.types(
         "python3 -c 'import sys; print(\"%d.%d\" % sys.version_info[:2])'"

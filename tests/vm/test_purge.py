@@ -106,7 +106,7 @@ def types(machine: Guest, block: str) -> str:
 
 
 def everything(machine: Guest) -> set[str]:
-    """Return a line for each thing on the machine."""
+    """Return a line for each file, unit, mount, process and so on of the machine."""
     skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *NOT_COUNTED_FILES))
     # The contents of configuration files count: a changed file of another package has the same
     # name.

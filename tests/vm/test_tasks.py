@@ -1,8 +1,8 @@
 """Tests the first two tasks of docs/tasks.md on a machine that never had our package, and between
 them the package under systemd and a kubelet.
 
-The machine is a guest with the files of Kubernetes' packages; its cluster's control plane is on
-this side. Every block of those tasks is run here, in the page's order.
+The machine is a guest with the files of Kubernetes' packages; its cluster's control plane is on the
+host. Every block of those tasks is run here, in the page's order.
 """
 
 from __future__ import annotations

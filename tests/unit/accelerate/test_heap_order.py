@@ -1,4 +1,4 @@
-"""Tests the order of blocks in the snapshot (pyrunc/accelerate/heap_order.c): those that a command
+"""Tests the order of blocks in the snapshot (pyrunc/accelerate/heap_order.c): blocks that a command
 writes to lie side by side."""
 
 from __future__ import annotations

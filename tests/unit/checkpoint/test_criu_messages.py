@@ -1,5 +1,5 @@
 """Tests that the protobuf encoder agrees with Google's library for fields as in CRIU's rpc.proto,
-and errors for malformed answers of CRIU."""
+and that malformed answers of CRIU are errors."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The options of other runtimes' command lines, as their --help lists them: all are taken here, and
-in the same form."""
+"""Tests that every option in the --help of another runtime is accepted, in the same form."""
 
 from __future__ import annotations
 

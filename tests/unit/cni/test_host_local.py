@@ -171,8 +171,8 @@ def test_release_frees_only_the_owners_addresses_and_may_be_repeated(tmp_path: P
 def test_a_power_cut_that_empties_an_owners_record_leaks_no_address(
     tmp_path: Path, content: str
 ) -> None:
-    """A journal keeps names in their order; the content of a file may be missing (ext4(5), delayed
-    allocation)."""
+    """After a power cut, names in a folder are complete, but the content of a file may be missing
+    (ext4(5), delayed allocation)."""
     sets = sets_of("10.0.0.0/30")
     assert take(tmp_path, "a/eth0", sets) == ["10.0.0.2"]
     (tmp_path / "net" / "owners" / "a@eth0").write_text(content)
@@ -269,7 +269,7 @@ def test_leases_of_the_reference_plugin_are_respected_and_released(tmp_path: Pat
 def test_a_kill_while_taking_or_releasing_leaves_nothing_that_release_cannot_find(
     tmp_path: Path, cut: int
 ) -> None:
-    """A kill at any write or removal: the next release of the same owner still frees everything."""
+    """After a kill at any write or removal, the next release of the same owner frees everything."""
     sets = sets_of("10.0.0.0/24", "fd00::/64")
 
     class Killed(BaseException):

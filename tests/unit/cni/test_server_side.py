@@ -149,7 +149,7 @@ def kinds(configuration: Configuration) -> list[str]:
 
 
 def test_plugins_in_the_networks_folder_are_appended(tmp_path: Path) -> None:
-    """Since CNI 1.1.0 the folder can hold all plugins of a network, and a change in the folder
+    """Since CNI 1.1.0 a network's folder can hold all its plugins, and a change in the folder
     changes the network."""
     write(tmp_path, "10-a.conflist", NETWORK)
     configuration = Configuration(str(tmp_path), None)

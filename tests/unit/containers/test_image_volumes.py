@@ -1,4 +1,5 @@
-"""A folder of an image, found in its layers: merged, hidden, refused."""
+"""Tests how a folder of an image is found in its layers: which layers are merged, hidden or
+refused."""
 
 from __future__ import annotations
 

@@ -147,7 +147,8 @@ async def test_a_plugin_without_support_for_parts_is_dropped(
 
 
 async def test_a_synchronization_may_take_longer_than_an_event(connect: Connect) -> None:
-    """critest's NRI specs delay one for two seconds, which is the default timeout of an event."""
+    """critest's NRI specs delay a synchronization by two seconds, the default timeout of an
+    event."""
     release = threading.Event()
 
     def wait(request: Any) -> None:

@@ -513,8 +513,8 @@ def test_a_bind_has_this_line() -> None:
 
 
 def test_cached_fragments_have_the_lines_of_their_plan() -> None:
-    """In different plans the same masks are at different places: an error names the line of its own
-    plan."""
+    """In different plans the same masks are at different lines. An error names the line in the plan
+    that has failed."""
     longer = plan({"process.terminal": True}, keyring="k", parent=ParentOptions(record=True))
     for built in (plan(), longer, plan()):
         program = lower(built).program

@@ -1,5 +1,5 @@
-"""Tests that the assembler refuses programs that could fail by their own fault, such as a slot
-loaded before its store, and encodes the others for the launcher."""
+"""Tests that the assembler refuses wrong programs, for example one that loads a slot before it
+stores it, and encodes the others for the launcher."""
 
 from __future__ import annotations
 

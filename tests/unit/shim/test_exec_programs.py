@@ -1,5 +1,5 @@
-"""Tests which execs in a container have a stored compiled program: commands that are executed
-repeatedly."""
+"""Tests which compiled programs of execs are stored: those of commands that are executed repeatedly
+in one container."""
 
 from __future__ import annotations
 

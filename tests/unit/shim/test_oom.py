@@ -100,7 +100,8 @@ def test_a_killed_child_counts_with_any_exit_code(
 
 
 def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: Groups) -> None:
-    """Of two containers one was killed: its exit code tells which, in whichever order they end."""
+    """One of two containers was OOM-killed: the exit codes tell which one, in whichever order they
+    end."""
     for order in (0, 1):
         counts = KillCounts()
         killed, other = groups.add("a"), groups.add("b")

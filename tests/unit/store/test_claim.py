@@ -130,8 +130,8 @@ def test_a_newer_format_without_pods_is_overwritten(pods: tuple[Path, Path]) -> 
 
 
 def test_the_version_before_refuses_these_pods(pods: tuple[Path, Path]) -> None:
-    """The earlier version refuses because the claim's `root` is not its root directory; its error
-    has that `root`. In a trial it changed no file."""
+    """The earlier version refuses to start because the claim's `root` is not its root directory,
+    and its error quotes that `root`. In a trial it changed no file."""
     record = json.loads((pods[1] / "server.json").read_text())
     assert os.path.realpath(record["root"]) != os.path.realpath(pods[0])
     assert record["root"] == "a later version of pyrunc-cri (pod format 3)"

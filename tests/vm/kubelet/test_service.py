@@ -32,7 +32,7 @@ def unit_property(name: str) -> str:
 
 
 def back(node: Node, old_pid: int) -> None:
-    """Wait until another process has sent READY."""
+    """Wait until the unit is active with another main process."""
     node.until(
         lambda: (
             unit_property("ActiveState") == "active"

@@ -1,5 +1,5 @@
-"""Tests AppArmor for a container and an exec, and mounts with mapped ids, with the command line of
-`pyrunc`."""
+"""Tests `pyrunc` with AppArmor profiles for a container and an exec, and with mounts of mapped
+ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One server of ours for the archives of a file; each test starts with none of its pods."""
+"""Provides one server of ours for the tests of a file; each test starts without pods."""
 
 from __future__ import annotations
 

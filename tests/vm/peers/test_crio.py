@@ -121,7 +121,7 @@ def _spec(ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(ours: bytes) -> bytes:
-    """Return the tar without the root folder, and without folders that have only changed."""
+    """Return the tar without the root folder and other folders that are not new."""
     theirs = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(ours)) as tar,
