@@ -68,7 +68,7 @@ def change_elements(
     add: tuple[Element, ...] = (),
     remove: tuple[Element, ...] = (),
 ) -> None:
-    """Remove and add elements in one transaction.
+    """Remove and add nftables elements in one transaction.
 
     Raises KernelError: ENOENT if the table, a set, a chain or a removed element is missing; EEXIST
     if an added key exists already."""

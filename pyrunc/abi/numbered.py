@@ -4,8 +4,8 @@ from __future__ import annotations
 
 
 def numbered(table: str) -> dict[str, int]:
-    """Parse `table` to name -> number. Each line is a number and names. The first name has this
-    number, each further name the next number."""
+    """Parse `table` to a dict: name -> number. Each line is a number and names. The first name has
+    this number, each further name the next number."""
     numbers = {}
     for line in table.splitlines():
         first, *names = line.split() or ("0",)

@@ -94,8 +94,8 @@ def message(fields: Fields) -> bytes:
 
 
 def decode(content: bytes) -> dict[int, int | bytes]:
-    """Decode a protobuf message to field number -> value. If a field is repeated, the last value
-    counts. Raises PeerError for a malformed message."""
+    """Decode a protobuf message to a dict: field number -> value. If a field is repeated, the last
+    value counts. Raises PeerError for a malformed message."""
     fields: dict[int, int | bytes] = {}
     offset = 0
     while offset < len(content):

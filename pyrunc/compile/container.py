@@ -199,7 +199,7 @@ def compile_container(
 
 def _probe(request: CreateRequest, descriptors: NamedDescriptors) -> RootfsFacts:
     """Open the root and the bind sources, add them to `descriptors`, and return facts about the
-    root's files."""
+    container's files."""
     spec = request.spec
     open_root(request, descriptors)
     in_root = binds_in_root(request)

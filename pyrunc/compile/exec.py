@@ -146,7 +146,7 @@ _INHERITED = (
 
 
 def compile_exec(request: ExecRequest, descriptors: NamedDescriptors) -> CompiledLaunch:
-    """Compile the launch of the process. Raises InvalidSpec, KernelError, and WrongState when the
+    """Compile the launch of an exec. Raises InvalidSpec, KernelError, and WrongState when the
     container's first process has ended."""
     spec, process = request.spec, request.process
     check_process(process)
@@ -205,8 +205,8 @@ def _open_group(group: Cgroup, pid: int, *, follow: bool) -> int:
 
 
 def _program(request: ExecRequest, options: plans.ExecPlanOptions) -> tuple[Plan, LoweredProgram]:
-    """Return the plan and the program of the exec. If an earlier request has stored them in
-    `request.programs`, they are taken from there."""
+    """Return the plan and the compiled program of the exec. If an earlier request has stored them
+    in `request.programs`, they are taken from there."""
     facts, programs = host.host(), request.programs
     key = request.process, facts, options, request.timed
     stored = programs.load(key) if programs is not None else None

@@ -25,7 +25,7 @@ def execute(
     command. Raises WrongState when the container has ended, InvalidSpec, KernelError (with the
     plan's line), NotFound or InvalidArgument for a missing command.
 
-    If a later exec can run the process's program again, `store` is called with the program and the
+    If a later exec can run the compiled program again, `store` is called with this program and the
     plan's warnings. It is not called if the exec has a terminal, if its plan contains steps for the
     parent process, or if the process had to be moved to another cgroup.
     """

@@ -270,7 +270,8 @@ def ids(root: str) -> list[str]:
 
 def remove(path: str) -> None:
     """Remove a container's folder. Does nothing when the folder is gone. During the call, other
-    processes may remove files (a second delete) or add files (an exec that stores its program)."""
+    processes may remove files (a second delete) or add files (an exec that stores its compiled
+    program)."""
     try:
         # In any order: a killed delete leaves a folder that is still claimed (its sticky bit), so
         # it can be repeated.

@@ -127,9 +127,9 @@ def is_leaf(directory: str) -> bool:
 
 
 def keyed(content: str | None) -> dict[str, int]:
-    """Parse the content of a flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) to key
-    -> number. Values that are not numbers are left out. For a missing file (None) the result is
-    empty."""
+    """Parse the content of a flat keyed file (`memory.events`, `cgroup.events`, `cpu.stat`) to a
+    dict: key -> number. Values that are not numbers are left out. For a missing file (None) the
+    result is empty."""
     numbers = {}
     for line in (content or "").splitlines():
         key, _, value = line.partition(" ")

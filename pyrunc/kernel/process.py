@@ -74,10 +74,10 @@ def status_fields(pid: int | str) -> dict[bytes, bytes]:
 
 
 def interface_counters(pid: int) -> dict[str, list[int]]:
-    """Return network interface -> its counters, for all interfaces except `lo` in the network
-    namespace of the process. The counters are in the order of the columns of /proc/PID/net/dev
-    (proc_pid_net(5)). Bytes of a name that are not UTF-8 are escaped. Empty after the process's
-    exit."""
+    """Return a dict: network interface -> its counters, for all interfaces except `lo` in the
+    network namespace of the process. The counters are in the order of the columns of
+    /proc/PID/net/dev (proc_pid_net(5)). Bytes of a name that are not UTF-8 are escaped. Empty after
+    the process's exit."""
     from pyrunc.kernel.fd import read_file
 
     # The file shows the namespace of PID: setns(2) would need rights that a reader need not have.

@@ -17,7 +17,7 @@ class Launch(Value):
     """One process, ready to be started. The caller closes all descriptors after the launch, also
     those of `stdio`.
 
-    - `lowered`: the plan's program
+    - `lowered`: the compiled program of the plan
     - `descriptors`: name in the plan -> descriptor
     - `args`: the command line, for errors of execve
     - `preserve_fds`: descriptors that become 3, 4, … in the process

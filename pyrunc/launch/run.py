@@ -1,5 +1,5 @@
-"""Carries out a launch: the new process runs its program, and its parent carries out the plan's
-parent steps. A launch that fails is undone.
+"""Carries out a launch: the new process runs the compiled program, and its parent carries out the
+plan's parent steps. A launch that fails is undone.
 
 A container, an exec and a pod's pause process are launched in the same way. The parent spawns the
 launcher, which clones the new process and reports its pid. The new process waits at each line of

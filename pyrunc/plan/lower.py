@@ -31,8 +31,8 @@ CLOCK_REALTIME = 0
 def lower(plan: Plan, *, arch: str = "", timed: bool = False) -> LoweredProgram:
     """Lower a plan to a program for one architecture (`uname -m`; default: this machine's).
 
-    `timed`: the program sends a TIME message after each operation that comes before `LoadFilter`
-    and `Ready`. Once loaded, a filter may refuse clock_gettime(2).
+    `timed`: the program sends a TIME message after each operation before the first `LoadFilter` or
+    `Ready`. Once loaded, a filter may refuse clock_gettime(2).
     """
     ops = plan.ops
     preserve = sum(getattr(op, "preserve", 0) for op in ops)
@@ -86,7 +86,7 @@ def _cache(arch: str) -> LoweringCache:
 
 
 def _number_descriptors(ops: Iterable[Op], first: int) -> dict[str, int]:
-    """Return name -> number, for all descriptors that the operations name. The numbers are
+    """Return a dict: name -> number, for all descriptors that the operations name. The numbers are
     consecutive from `first` on; the root gets the first one."""
     names: dict[str, None] = {}
     for op in ops:

@@ -348,8 +348,8 @@ class CoverRoot(Op):
 
 
 class ShareRoot(Op):
-    """Set the root's propagation to the configured one, after all operations that bind from the
-    root."""
+    """Set the root's mount propagation. Comes after all bind mounts whose source is in the root,
+    because an unbindable mount cannot be cloned."""
 
     propagation: int
 

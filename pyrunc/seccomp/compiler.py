@@ -2,8 +2,8 @@
 stored in memory and on disk, under the hash of profile and machine.
 
 libseccomp takes some milliseconds to compile a profile. Loading a stored filter takes less than a
-tenth of a millisecond, without the library. The store is a folder that only its owner can write to,
-because its filters decide about every system call.
+tenth of a millisecond, and needs no libseccomp. The store is a folder that only its owner can write
+to, because its filters decide about every system call.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ def _verdicts(profile: SeccompProfile) -> dict[int, int]:
 
 
 def _highest(profile: SeccompProfile, architectures: Sequence[int]) -> dict[int, int]:
-    """Return architecture -> highest number of the calls that the profile names."""
+    """Return a dict: architecture -> highest number of the calls that the profile names."""
     from pyrunc.kernel import seccomp as library
 
     return {

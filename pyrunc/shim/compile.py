@@ -333,7 +333,7 @@ def prepared_group(prepared: Prepared | None) -> Cgroup | None:
 
 
 def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
-    """Return the descriptors that the launch's program and its hooks use; close the others."""
+    """Return the descriptors that the launch's compiled program and hooks use; close the others."""
     used = []
     for name, number in descriptors.numbers.items():
         if name in launch.lowered.numbers or name.startswith("hook-"):

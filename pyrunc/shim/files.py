@@ -28,7 +28,7 @@ class PreparedMount(Record):
     `place` names what is mounted.
 
     - `place`: the mount point, relative to the container's folder
-    - `pinned`: the name of a mount that the pod has pinned
+    - `pinned`: the name of a mount that the shim holds for the pod
     - `image`: an image volume
     - `lower`: the layers of an unpacked image volume, top first
     - `source`: a file or folder of the host, whose path the server has resolved

@@ -340,8 +340,8 @@ class ExecStarted(Record):
 
 
 class KillExec(Request):
-    """Kill the session's process and its descendants. After the exit of the process, its
-    descendants can be killed for some more seconds. Unknown sessions are ignored."""
+    """Kill the session's process and its descendants. For some seconds after the exit of the
+    process, its descendants can still be killed. Unknown sessions are ignored."""
 
     call = "kill_exec"
     exec: Id

@@ -1,4 +1,4 @@
-"""The pods of a shim, which share its process, event loop and reaper. Also the socket by which the
+"""The pods of a shim: they share its process, event loop and reaper. Also the socket by which the
 server assigns pods to the shim.
 
 Each pod has a socket, shim.json and a lock in its sandbox's folder. A shim without pods waits for

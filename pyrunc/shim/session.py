@@ -508,8 +508,8 @@ class ExecAnswer:
         self._timer: Timer | None = None
 
     def send_within(self, wait_ms: int) -> None:
-        """Send the streams after `wait_ms`, or now if it is 0. If `send_exit` is called before,
-        it answers instead."""
+        """Send the streams after `wait_ms`, or now if it is 0. If `send_exit` is called earlier,
+        that call answers instead."""
         if wait_ms > 0:
             self._timer = self._loop.after(wait_ms / 1000, self._send_streams)
         else:

@@ -404,7 +404,7 @@ class _Clock:
 
     def stop(self) -> None:
         """Set `parts` to the begin and end of each stage, from the `times` that the launch has
-        measured. For a timed launch, add those of each line of the plan."""
+        measured. A timed launch also gets the begin and end of each line of the plan."""
         texts = {}
         if len(self.times) > len(STAGES):
             texts = {str(line.number): line.text for line in self._launch.lowered.program.lines}

@@ -74,7 +74,7 @@ def kill_session(
 
 
 def orphaned_sessions(first: int, processes: Iterable[int]) -> dict[int, int]:
-    """Return pid -> start time of the leaders of exec sessions whose shim has ended.
+    """Return the leaders of the exec sessions whose shim has ended: a dict, pid -> start time.
 
     - `first`: the container's first process
     - `processes`: all pids of the container
@@ -103,7 +103,7 @@ def _portions(pids: Sequence[int]) -> Iterator[Sequence[int]]:
 
 
 def _statuses(pids: Iterable[int]) -> dict[int, Stat]:
-    """Return pid -> content of /proc/PID/stat for those of `pids` that exist."""
+    """Return a dict: pid -> content of /proc/PID/stat, for those of `pids` that exist."""
     statuses = {pid: stat(pid) for pid in pids}
     return {pid: status for pid, status in statuses.items() if status is not None}
 

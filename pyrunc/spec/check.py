@@ -353,9 +353,9 @@ def _sysctl(key: str, value: str, linux: Linux) -> None:
 
 
 def settings_by_namespace(spec: Spec) -> dict[str, str]:
-    """Return namespace type -> JSON path of a setting (sysctl, hostname, domainname, network
-    device) that needs a namespace of this type. Without such a namespace, the setting would change
-    the host."""
+    """Return a dict: namespace type -> JSON path of a setting (sysctl, hostname, domainname,
+    network device) that needs a namespace of this type. Without such a namespace, the setting would
+    change the host."""
     paths = {sysctl_namespace(key): f"linux.sysctl.{key}" for key in spec.linux.sysctl}
     for key, name in (("hostname", spec.hostname), ("domainname", spec.domainname)):
         if name:
