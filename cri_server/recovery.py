@@ -118,7 +118,7 @@ def _put_aside(path: Path, reason: Exception) -> None:
 
 
 async def _for_each(work: Callable[..., Any], services: Services, subjects: Iterable[Any]) -> None:
-    """Run `work` for all subjects concurrently."""
+    """Run `work` concurrently for each of `subjects`; log its errors."""
     await asyncio.gather(*(_guarded(work, services, subject) for subject in subjects))
 
 

@@ -13,9 +13,9 @@ RUNTIME = "pyrunc"
 
 
 def files(container: Container, captured_at_ns: int, handler: str) -> dict[str, dict[str, Any]]:
-    """Return the JSON documents that describe the container, keyed by file name in the archive.
-    `captured_at_ns`: the time of the checkpoint, in nanoseconds since 1970; `handler`: the runtime
-    handler."""
+    """Return the metadata files of the container's checkpoint: {file name in the archive: JSON
+    object}. `captured_at_ns`: the time of the checkpoint, in nanoseconds since 1970; `handler`: the
+    runtime handler."""
     return {
         names.CONFIG: _config(container, captured_at_ns, handler),
         names.STATUS: _status(container),

@@ -153,7 +153,7 @@ class Unpack(Record):
 
 
 class Take(Record):
-    """The arguments of `take`. `target`: an empty folder for the copies."""
+    """The arguments of `take`. `target`: an empty folder for copies of the checkpoint's files."""
 
     target: AbsolutePath
 

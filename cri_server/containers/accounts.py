@@ -45,8 +45,8 @@ def _read(layers: list[str]) -> tuple[Accounts, int]:
 
 
 def _read_limited(root: int, name: str) -> bytes:
-    """Return the content of a file, at most `SIZE_LIMIT_BYTES` and whole lines only; empty if it is
-    not a regular file."""
+    """Return the content of the file `name` in the image's `root`: at most `SIZE_LIMIT_BYTES`,
+    whole lines only. Empty if it is not a regular file."""
     try:
         descriptor = paths.open_regular_in_root(root, name)
     except KernelError:

@@ -85,7 +85,8 @@ async def checkpoint(services: Services, reference: str, location: str, timeout_
 
 
 def key(subject: Container | Sandbox) -> tuple[str, str]:
-    """Return the key under which `services.running` has a running checkpoint of `subject`."""
+    """Return the key under which `services.running` has a running checkpoint of the container or
+    sandbox `subject`."""
     return ("checkpoint", subject.id)
 
 

@@ -73,16 +73,17 @@ async def prepare(
 
 
 async def ensure(services: Services, sandbox: Sandbox, container: Container) -> None:
-    """Compile the launch again if the shim that compiled it, or the container's cgroup, is gone.
-    Raises Error."""
+    """Compile the container's launch again if the shim that compiled it, or the container's cgroup,
+    is gone. Raises Error."""
     if not services.pod(sandbox).is_created(container):
         with OpenSources() as open_sources:
             await prepare(services, sandbox, container, open_sources)
 
 
 async def drop(services: Services, container: Container) -> None:
-    """Have the shim discard the container's compiled launch, and remove the container's cgroup.
-    Does nothing once the container has been started. Errors are logged or ignored."""
+    """Undo `prepare`: have the shim discard the container's compiled launch, and remove the
+    container's cgroup. Does nothing once the container has been started. Errors are logged or
+    ignored."""
     pod = services.pod_of(container)
     if pod is not None:
         await pod.drop(container)

@@ -78,14 +78,14 @@ def move(path: str, max_bytes: int) -> str | None:
 
 
 def move_back(path: str, target: str) -> None:
-    """Rename `target` back to `path`, unless a new file is there. Raises OSError."""
+    """Rename the rotated log `target` back to `path`, unless a new log is there. Raises OSError."""
     if target and not os.path.lexists(path):
         os.rename(target, path)
 
 
 def remove_oldest(path: str, max_files: int) -> None:
-    """Delete the oldest rotated files until at most `max_files` files remain, the current log
-    included. Raises OSError."""
+    """Delete the oldest rotated files of the log at `path` until at most `max_files` files remain,
+    the log itself included. Raises OSError."""
     files = rotated(path)
     for each in files[: max(0, len(files) - (max_files - 1))]:
         os.unlink(each)

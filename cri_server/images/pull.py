@@ -157,7 +157,7 @@ class Pull:
     ) -> Manifest:
         """Return the manifest for the platform (None: for this machine). `target`: this manifest,
         or an index that leads to it. `data`: the content of `target`. `blobs`: gets, by digest, the
-        content of each document that `target` leads to: nested indexes, and last the manifest."""
+        content of the nested indexes and, last, of the manifest to which `target` leads."""
         document = await self._parse(data, target)
         depth = 1
         while isinstance(document, ImageIndex):

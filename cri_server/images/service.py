@@ -314,9 +314,10 @@ class ImageService:
         """Return two names of the image: the first with a tag (with a digest if there is no tag),
         the second with a digest.
 
-        Both names have the repository of the first usable reference. A reference is usable if it
-        names the image, or if the image has a name in the reference's repository. If none is
-        usable, return the image's first names. For an image without names, return its id twice.
+        Both names have the repository of the first usable one of `references`. A reference is
+        usable if it names the image, or if the image has a name in the reference's repository. If
+        none is usable, return the image's first names. For an image without names, return its id
+        twice.
         """
         name = self._store.catalog.name_of(image.id, references)
         if name is not None and name.by_digest:

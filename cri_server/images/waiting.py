@@ -67,14 +67,14 @@ async def in_thread(
 
 
 class Watch:
-    """Cancels work that makes no progress for `timeout_s`. Any thread may call `touch`; `arrived`
-    may be called only on the event loop."""
+    """Cancels the task that `guard` waits for when the task makes no progress for `timeout_s`.
+    Progress is reported with `touch`, from any thread, or `arrived`, only on the event loop."""
 
     def __init__(
         self, timeout_s: float, what: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`timeout_s`: the longest time without progress. `what`: names the work in the error.
-        `clock`: returns seconds, as `time.monotonic` does."""
+        """`timeout_s`: the longest time without progress. `what`: the work, for the error message,
+        such as `pulling IMAGE`. `clock`: returns seconds, as `time.monotonic` does."""
         self._timeout_s, self._what, self._clock = timeout_s, what, clock
         self._last = clock()
         self._pauses = 0

@@ -120,8 +120,8 @@ class KeeperWatch:
             self._keeper = None
 
     def _lost(self) -> None:
-        """Connect again after the connection has ended. Either the keeper has died, or it has
-        closed this connection because another client needed it."""
+        """Connect to the keeper again after the connection has ended: either the keeper has died,
+        or it has closed this connection because another client needed it."""
         self._disconnect()
         self.begin()
 

@@ -169,7 +169,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         return self._paused or self._http.queued_bytes + self._unsent_bytes > BACKLOG_BYTES
 
     async def _wait_for_room(self, call: Call) -> None:
-        """Wait until the client has read enough for another reply to follow."""
+        """Wait until the client has read enough of earlier replies for the next one to be sent."""
         # The connection is not closed instead: kubelet makes all its runtime calls on one
         # connection, and two dozen large outputs of ExecSync would cut off all these calls.
         while self._is_backlogged():

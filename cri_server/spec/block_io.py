@@ -58,8 +58,8 @@ class _BlockIoFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read(path: str) -> dict[str, list[BlockIoEntry]]:
-    """Read the file at `path`; return its classes by name. Raises WrongState for an unreadable or
-    invalid file."""
+    """Return the block I/O classes that the file at `path` defines, by name. Raises WrongState for
+    an unreadable or invalid file."""
     try:
         return resource_classes.read(path, _BlockIoFile).classes
     except (OSError, ValueError) as error:

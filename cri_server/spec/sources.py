@@ -68,9 +68,10 @@ async def run_with_deadline(
 ) -> Result:
     """Run `function(*arguments)` in a daemon thread and return its result.
 
-    After `timeout_s` raises DeadlineExceeded, which names `what`, and abandons the thread, because
-    nothing can interrupt a system call that waits for storage. A result that comes later is passed
-    to `discard`.
+    After `timeout_s` raises DeadlineExceeded and abandons the thread, because nothing can interrupt
+    a system call that waits for storage. `what`: the path, or other thing that is read, for the
+    error message; or a function that returns this text. A result that comes later is passed to
+    `discard`.
     """
     future: Future[Result] = Future()
     future.set_running_or_notify_cancel()  # a cancelled waiter cannot cancel a running future

@@ -153,7 +153,8 @@ def _is_number(text: str) -> bool:
 
 
 def _number(text: str, what: str) -> int:
-    """Parse an id. Raises InvalidArgument, which names `what`, for an id out of range."""
+    """Parse a user or group id. Raises InvalidArgument for an id out of range. `what`: `user` or
+    `group`, for the error message."""
     # int() of a long text is slow and limited by sys.int_info.default_max_str_digits.
     digits = text.lstrip("0") or "0"
     if len(digits) > len(str(HIGHEST_ID)):

@@ -93,7 +93,7 @@ class Sandbox:
 
     @property
     def options(self) -> api.NamespaceOption:
-        """Return the namespace options of the request."""
+        """Return the namespace options of the RunPodSandbox request."""
         return self.config.linux.security_context.namespace_options
 
     @property

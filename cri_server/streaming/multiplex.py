@@ -114,7 +114,7 @@ class Multiplexer:
             self._on_open = MultiplexedStream.lose
 
     async def _end_turn(self) -> None:
-        """Let other tasks run if `FRAMES_PER_TURN` frames were handled since the last time."""
+        """Let other tasks run each time that `FRAMES_PER_TURN` frames were handled."""
         if self._core.frames_handled - self._handled_before >= FRAMES_PER_TURN:
             self._handled_before = self._core.frames_handled
             await asyncio.sleep(0)

@@ -43,7 +43,7 @@ def socket_path(address: str) -> str:
 
 def unreachable(address: str, path: str) -> str | None:
     """Return a message that says why no connection to the server is possible; None if a server
-    listens at `path`."""
+    listens on the socket at `path`."""
     try:
         if not stat.S_ISSOCK(os.stat(path).st_mode):
             return f"no server at {address}: it is not a socket"

@@ -80,8 +80,8 @@ def _arguments(config: api.ContainerConfig, process: Mapping[str, Any]) -> Itera
 
 
 def _environment(config: api.ContainerConfig, image: Mapping[str, Any]) -> Iterator[Origin]:
-    """Yield the report's lines for the environment variables. Hides the request's values, because
-    they may be secrets."""
+    """Yield the report's lines for the environment variables. Values that come from the container's
+    request are shown as HIDDEN, because they may be secrets."""
     by_name = {}
     for line in image.get("Env") or ():
         name, _, value = str(line).partition("=")
@@ -147,8 +147,8 @@ def _security(
 
 
 def _flag(item: str, value: object, field: str) -> Origin:
-    """Return the report's line for the flag `item`. Its origin is the request's field `field` if
-    the flag is set, else the default."""
+    """Return the report's line for the flag `item`. Its origin is the field `field` of the
+    container's request if the flag is set, else the default."""
     return Origin(item, "true" if value else "false", f"{REQUEST}: {field}" if value else DEFAULT)
 
 

@@ -53,7 +53,7 @@ class Column(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Item]):
-    """How a verb lists its items.
+    """Describes how a verb lists objects, such as pods or images.
 
     `key`: the key of the list in JSON; `columns`: the table's columns; `document`, `identity` and
     `name`: functions that return an item's JSON, id and name."""

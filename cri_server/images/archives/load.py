@@ -57,7 +57,7 @@ class ArchivedImage:
 
 class _Archive:
     """The content of an archive: its files as blobs of the image store, its links, and its parsed
-    documents. Each document is parsed only once."""
+    manifests and configurations. Each is parsed only once."""
 
     def __init__(self, blobs: Blobs) -> None:
         self._blobs = blobs
@@ -111,9 +111,9 @@ class _Archive:
         return value
 
     def read(self, digest: str) -> bytes:
-        """Read a document of the archive and verify its digest. Raises NotFound if no file of the
-        archive has this digest, even if the image store has such a blob from elsewhere;
-        DigestMismatch if the content is damaged or too long."""
+        """Read a JSON file of the archive, such as a manifest, and verify its digest. Raises
+        NotFound if no file of the archive has this digest, even if the image store has such a blob
+        from elsewhere; DigestMismatch if the content is damaged or too long."""
         # An archive that names an image of the node would otherwise get that image's content.
         if digest not in self._digests:
             raise NotFound(f"the archive has no blob {digest}")
@@ -131,7 +131,7 @@ class _Archive:
         return Descriptor(manifests.OCI_LAYER + suffix, digest, self.size(digest) or 0)
 
     def put_manifest(self, manifest: Manifest) -> Descriptor:
-        """Store a manifest that was made from the archive's documents."""
+        """Store a manifest that was made from the archive's metadata files."""
         data = manifests.encoded(manifest)
         return Descriptor(manifests.OCI_MANIFEST, self._blobs.put(data), len(data))
 

@@ -29,7 +29,7 @@ def write_tar(
     tick: Callable[[], None] = lambda: None,
     store: str = "",
 ) -> None:
-    """Write the stream's content to FILE in `folder`. FILE must be missing or empty. `tick` is
+    """Write the content of `stream` to FILE in `folder`. FILE must be missing or empty. `tick` is
     called every few MiB and at the end, and may raise. `store`: the path that ResourceExhausted
     names for a full disk, by default `folder`.
 

@@ -48,11 +48,12 @@ def is_content(data: bytes, digest: str) -> bool:
 
 
 def hex_of(digest: str) -> str:
-    """Return the hex part of a digest, which is its file's name. Text without an algorithm is
-    returned unchanged."""
+    """Return the hex part of a digest: the name of the file with this content in the store. Text
+    without an algorithm is returned unchanged."""
     return digest.rpartition(":")[2]
 
 
 def digest_from_hex(name: str) -> str:
-    """Return the digest whose file has this name; the reverse of `hex_of`."""
+    """Return the digest whose hex part is `name`, a file's name in the store; the reverse of
+    `hex_of`."""
     return f"{HEX_LENGTHS.get(len(name), SHA256)}:{name}"

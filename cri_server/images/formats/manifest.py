@@ -70,7 +70,7 @@ _SURROGATES = re.compile(
 
 
 class BadManifest(PeerError):
-    """The document is malformed, ambiguous, or beyond the limits."""
+    """A manifest, index or image configuration is malformed, ambiguous, or exceeds a limit."""
 
 
 class Artifact(Unsupported):
@@ -303,8 +303,8 @@ def follow(
     is_here: Callable[[str], bool],
 ) -> tuple[Descriptor, Manifest]:
     """Return the manifest that `target` leads to, and its descriptor. If `target` is an index,
-    `choose_stored` chooses from it and from the indexes nested in it, at most DEPTH_LIMIT documents
-    deep. `read` reads and parses a document. Raises BadManifest, NotFound."""
+    `choose_stored` chooses from it and from the indexes nested in it, at most DEPTH_LIMIT levels
+    deep. `read` reads and parses a manifest or index. Raises BadManifest, NotFound."""
     for _ in range(DEPTH_LIMIT):
         document = read(target)
         if isinstance(document, Manifest):

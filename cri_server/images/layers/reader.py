@@ -52,7 +52,7 @@ class Cursor(Protocol):
         """Move to the parent directory; in the root, which has none, stay."""
 
     def restart(self) -> None:
-        """Move to the root."""
+        """Move to the layer's root."""
 
 
 def checked_members(

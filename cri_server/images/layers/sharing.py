@@ -1,5 +1,5 @@
-"""Shares work and turns between concurrent pulls: the work on a layer, and the turns to stream a
-blob into its decoder.
+"""Coordinates concurrent pulls: a layer that several pulls need is processed only once, and the
+number of blobs that are streamed into decoders at once is limited.
 
 A pull waits for another pull's work only if both use the same registry, and only while the other
 pull is fast. Otherwise a tenant could pull an image with the same layers from a slow registry, and
@@ -88,7 +88,7 @@ class SharedWork:
 
     async def _wait(self, key: str) -> None:
         """Wait until a worker on `key` ends, but at most _POLL_S. The caller must then check the
-        workers again, because a fast one may have become slow."""
+        workers again, because a worker that was fast may have become slow."""
         event = self._ended.setdefault(key, asyncio.Event())
         try:
             # Not asyncio.wait_for(): that of Python 3.11 loses a cancellation that comes with the
@@ -121,8 +121,8 @@ class _Waiter:
 
 
 class StreamLimiter:
-    """Limits the number of concurrent streams, shared fairly between registries. Use on one event
-    loop."""
+    """Limits how many blobs are streamed into decoders at once, and shares these streams fairly
+    between registries. Use on one event loop."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -131,8 +131,9 @@ class StreamLimiter:
 
     @asynccontextmanager
     async def hold(self, turn: StreamTurn, watch: Watch) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it for the `with` block. The next turn goes to the waiting
-        stream whose registry has the fewest turns. `watch` is paused while this call waits.
+        """Wait until a stream may begin, and hold its turn during the `with` block. The next turn
+        goes to the waiting stream whose registry has the fewest turns. `watch` is paused while this
+        call waits.
 
         Raises Interrupted if the wait is too long: STREAM_WAIT_S after the last time that a stream
         ended, or STREAM_WAIT_LIMIT_S in total. The caller must then fetch the blob to a file, which

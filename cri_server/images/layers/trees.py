@@ -14,8 +14,8 @@ _PLACE = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def open_folder(root_fd: int, path: bytes) -> int:
-    """Open the directory at `path` beneath the root for reading; the caller closes it. Raises
-    KernelError."""
+    """Open the directory at `path` beneath the directory `root_fd` for reading; the caller closes
+    it. Raises KernelError."""
     return open_beneath(root_fd, path or b".", os.O_RDONLY | os.O_DIRECTORY)
 
 
@@ -46,7 +46,8 @@ class DirectoryWalker:
     """
 
     def __init__(self, root_fd: int) -> None:
-        """`root_fd`: a descriptor of the root; the caller may close it after this call."""
+        """`root_fd`: a descriptor of the directory beneath which `open` opens; the caller may close
+        it after this call."""
         self._path = b""
         self._fd = os.open(b".", _PLACE, dir_fd=root_fd)
 

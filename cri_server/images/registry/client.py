@@ -344,9 +344,9 @@ def _is_same_server(here: SplitResult, target: SplitResult) -> bool:
 
 
 def tls_context(host: RegistryHost | None) -> ssl.SSLContext:
-    """Return a TLS context with the system's authorities and, unless `host` is None, the
-    authorities, client certificates and `skip_verify` of `host`. Raises InvalidSpec naming a file
-    that cannot be used."""
+    """Return a TLS context with the system's CAs and, unless `host` is None, the CAs, client
+    certificates and `skip_verify` of `host`. Raises InvalidSpec naming a file that cannot be used.
+    """
     context = ssl.create_default_context()
     # Python 3.13 sets this flag. It refuses CAs without keyUsage, and certificates without an
     # authority key identifier. Private CAs often make such ones, and Go's TLS accepts them.

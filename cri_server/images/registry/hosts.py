@@ -4,7 +4,7 @@ which lists mirrors in order; the registry itself is the last host.
 Sources: containerd's docs/hosts.md; `rewrite` is from k3s and RKE2, `auth` has the keys of
 containerd's old registry.configs, `pull_secrets` exists only in pyrunc. The folder is `HOST`,
 `HOST_PORT_` or `HOST:PORT`, else `_default`. A folder without hosts.toml may hold docker's `*.crt`
-(authorities) and `*.cert` with `*.key` (client certificates).
+(CAs) and `*.cert` with `*.key` (client certificates).
 """
 
 from __future__ import annotations
@@ -250,8 +250,8 @@ def _table(
 
 
 def _text(path: Path) -> str:
-    """Return the file's content. Raises OSError; ValueError if the file or one of its lines is too
-    long."""
+    """Return the content of the hosts.toml at `path`. Raises OSError; ValueError if the file or one
+    of its lines is too long."""
     with path.open("rb") as file:
         data = file.read(SIZE_LIMIT_BYTES + 1)
     if len(data) > SIZE_LIMIT_BYTES:

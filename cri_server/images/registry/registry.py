@@ -339,9 +339,9 @@ class Registry:
     # ---- one request, logged in
 
     def _open(self, host: RegistryHost, what: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """Send a GET for `what` (such as `blobs/DIGEST`), logging in if necessary; return the
-        response, whose status is 200 or 206. Raises HostUnavailable, Unauthorized, _NoSuch,
-        PeerError."""
+        """Send a GET for the manifest or blob `what` (as for `url`), logging in if necessary;
+        return the response, whose status is 200 or 206. Raises HostUnavailable, Unauthorized,
+        _NoSuch, PeerError."""
         response, other = self._response(host, what, headers)
         if response.status in (200, 206):
             return response
@@ -357,9 +357,9 @@ class Registry:
     def _response(
         self, host: RegistryHost, what: str, headers: dict[str, str], method: str = "GET"
     ) -> tuple[BaseHTTPResponse, str]:
-        """Send a request for `what`, follow redirects, and log in when the host requires it. Return
-        the response, of any status, and the other host that a redirect led to ("" if there was
-        none). Raises HostUnavailable, Unauthorized."""
+        """Send a request for the manifest or blob `what` (as for `url`), follow redirects, and log
+        in when the host requires it. Return the response, of any status, and the other host to
+        which a redirect led ("" if there was none). Raises HostUnavailable, Unauthorized."""
         url = self.url(host, what) + self._namespace(host)
         return self._with_login(
             host, lambda login: self._session.get(host, url, headers | login, method)
@@ -386,8 +386,8 @@ class Registry:
     # ---- requests of a push and a login
 
     def url(self, host: RegistryHost, what: str) -> str:
-        """Return the URL of `what` (`manifests/TAG`, `blobs/DIGEST`, …) in the host's
-        repository."""
+        """Return the URL of the manifest or blob `what` (`manifests/TAG`, `blobs/DIGEST`) at the
+        host."""
         return (
             f"{host.url}{quote(host.prefix)}/{quote(host.repository(self._reference.path))}/{what}"
         )
@@ -431,7 +431,8 @@ class Registry:
         self, host: RegistryHost, response: BaseHTTPResponse, what: str, statuses: tuple[int, ...]
     ) -> None:
         """Raise Unauthorized, NotFound or PeerError unless the response's status is one of
-        `statuses`; close the response in any case. `what` names the target in the error."""
+        `statuses`; close the response in any case. `what` names the manifest or blob in the error.
+        """
         try:
             if response.status not in statuses:
                 raise self._refusal(host, response, what)

@@ -101,8 +101,9 @@ def _require(
     where: str,
 ) -> None:
     """Check that one of the `signatures` (digest, signed JSON text, signature) is about this image
-    and made with one of the requirement's keys. Raises SignatureValidationFailed, with the reason
-    for each signature. `where`: the policy's path and scope, for the error."""
+    and was made with one of the keys in the policy's `requirement`. Raises
+    SignatureValidationFailed, with the reason for each signature. `where`: the policy's path and
+    scope, for the error."""
     if not signatures:
         raise SignatureValidationFailed(f"{where}: the image has no signature")
     keys = _keys(requirement, where)

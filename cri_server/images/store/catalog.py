@@ -244,9 +244,9 @@ class Catalog:
         return contents
 
     def name_of(self, image_id: str, references: Iterable[str]) -> Name | None:
-        """Return the name under which to show an image, by the first usable reference; None if none
-        is usable. A reference is usable if it names the image, or if the image has a name in the
-        reference's repository.
+        """Return the name under which to show an image, by the first usable one of `references`;
+        None if none is usable. A reference is usable if it names the image, or if the image has a
+        name in the reference's repository.
 
         If the reference is a tag of the image, the returned name has this tag. If the reference has
         a digest, or only its repository fits, the name has no tag.
@@ -442,8 +442,8 @@ class Catalog:
         return sizes
 
     def _replace(self, names: list[Name], contents: dict[str, Content]) -> None:
-        """Set the catalog's state to `names` and their contents. Other elements of `contents` are
-        dropped."""
+        """Replace the catalog's state with `names` and the contents of their targets. Elements of
+        `contents` to which none of `names` leads are dropped."""
         targets = {name.target.digest for name in names}
         named = {digest: content for digest, content in contents.items() if digest in targets}
         with self._publishing:

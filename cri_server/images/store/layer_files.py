@@ -182,8 +182,8 @@ class LayerFiles:
                 self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink one file, if it exists. `release` frees its blocks later, because this takes long
-        for a large tar."""
+        """Unlink the tar or index at `path`, if it exists. `release` frees its blocks later,
+        because this takes long for a large tar."""
         # The descriptor keeps the blocks: unlink(2) and close of a tar of 150 MB free 76,000 pages,
         # which takes 120 ms.
         if len(self._dropped) < DROPPED_LIMIT:

@@ -1,6 +1,6 @@
-"""Makes an image's layers from their blobs: as tars with one index, or as unpacked folders. The
-layers of an image are made in parallel. If another pull from the same registry makes one of the
-layers, this pull may wait for that layer instead of making it again."""
+"""Converts the blobs of an image's layers, in parallel: decompresses them to tars and builds one
+EROFS index of the tars, or unpacks them into folders. If another pull from the same registry makes
+one of the layers, this pull may wait for that layer instead of making it again."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ class LayerMaker:
         return self._blobs.size(layer.digest) != layer.size
 
     def _is_shared(self, layer: Descriptor, diff_id: str, source: BlobSource) -> bool:
-        """Return whether the image may use a layer that is stored already. True if the image was
-        listed, or if the blob was decoded to this diff id before."""
+        """Return whether the image may use the layer if it is stored already. True if the image is
+        or was listed, or if the blob was decoded to this diff id before."""
         return source.is_listed or self._verified.has(layer.digest, diff_id)
 
     # ---- tars and their index
@@ -279,9 +279,9 @@ class LayerMaker:
         tars: PartialTars | None,
         rate: Rate,
     ) -> bool:
-        """Make the layer's tar while its blob arrives. Return False if streaming was interrupted,
-        or is not possible or not wanted: the caller must then make the tar from the blob's file.
-        """
+        """Decompress the layer's blob into a tar while it is downloaded. Return False if this was
+        interrupted, or is not possible or not wanted: the caller must then decompress the blob from
+        a file."""
         stream, watch = source.stream, source.watch
         is_stored = self._blobs.size(descriptor.digest) == descriptor.size
         is_usable = is_stored and self._is_shared(descriptor, diff_id, source)
@@ -390,8 +390,8 @@ class LayerMaker:
 
     async def _commit(self, take: Callable[[], None], watch: Watch) -> None:
         """Run `take` in a thread; it moves a finished file or folder into the store. Return only
-        after `take` has ended, even when the caller is cancelled: the caller then deletes the
-        folder."""
+        after `take` has ended, even when the caller is cancelled, because a cancelled caller
+        deletes the folder from which `take` moves."""
         with watch.paused():
             await in_thread(take, abandon_s=None)
 

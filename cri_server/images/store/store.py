@@ -74,8 +74,8 @@ class Store:
         self._has_trash = False
 
     def errors(self) -> disk_errors:
-        """Convert an OSError of the `with` block into ResourceExhausted if the disk is full, else
-        into KernelError. The block works on the store."""
+        """Convert an OSError of a `with` block that accesses the store into ResourceExhausted if
+        the disk is full, else into KernelError."""
         return disk_errors("write to the image store", str(self.root))
 
     async def open(self, in_use: Callable[[str], Sequence[str]]) -> None:

@@ -1,4 +1,4 @@
-"""A span as the ring of the timeline stores it and the command line draws it."""
+"""A span as the files of the timeline store it and the command line reads it."""
 
 from __future__ import annotations
 
