@@ -38,7 +38,7 @@ class Error(Exception):
         return {"kind": self.kind, "message": self.message, **own}
 
     def add_detail(self, text: str) -> None:
-        """Append `text` to the message, in brackets."""
+        """Append `text` to the error message, in brackets."""
         self._set_message(f"{self.message} ({text})")
 
     def _set_message(self, message: str) -> None:
@@ -124,8 +124,8 @@ class KernelError(Error):
 
     @property
     def text(self) -> str:
-        """Return the message with strerror's text, in lower case, instead of the errno's name.
-        podman and docker search for strerror's text."""
+        """Return the error message with strerror's text, in lower case, instead of the errno's
+        name. podman and docker search for strerror's text."""
         return self._text(os.strerror(self.errno).lower())
 
 

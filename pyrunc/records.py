@@ -113,7 +113,7 @@ class RecordFile(Record):
         """Read the file in `folder`. Raises:
 
         - NotFound if there is no file
-        - DamagedRecord if its content is wrong; the message names a missing or wrong field
+        - DamagedRecord if its content is wrong; the error message names a missing or wrong field
         - NewerRecord if a newer version has written it
         - OSError
         """

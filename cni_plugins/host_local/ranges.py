@@ -113,7 +113,7 @@ class RangeSet:
 
 def check_disjoint(sets: tuple[RangeSet, ...], where: str) -> None:
     """Raise CniError INVALID_CONFIG if an address is in two sets. `where`: the sets' name in the
-    message."""
+    error message."""
     ordered = sorted(
         (r.subnet.version, int(r.first), int(r.last), i)
         for i, s in enumerate(sets)

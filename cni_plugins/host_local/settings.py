@@ -118,7 +118,7 @@ def _requested(config: PluginConfig, call: CniCall) -> tuple[Address, ...]:
 
 def _requested_address(value: object, where: str) -> Address:
     """Parse a requested address. Ignores a prefix length, because the range determines it. Raises
-    CniError INVALID_ENVIRONMENT; `where` names the value in the message."""
+    CniError INVALID_ENVIRONMENT; `where` names the value in the error message."""
     try:
         return parse_address(str(value).split("/", 1)[0])
     except ValueError:

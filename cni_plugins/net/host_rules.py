@@ -202,7 +202,7 @@ def add_elements(new: Iterable[Element], subnets: Iterable[Network]) -> None:
     Replaces an existing masquerade element of the same address, because the address has a new
     lease. Raises:
 
-    - AlreadyExists if a host port is taken; the message names the owner
+    - AlreadyExists if a host port is taken; the error message names the owner
     - KernelError
     - PeerError if nft failed
     - Unsupported without nft

@@ -220,7 +220,7 @@ def plugin_input(
 
 def decode_object(content: bytes, what: str) -> dict[str, Any]:
     """Decode `content` as a JSON object of at most 1 MiB. Raises CniError DECODING_FAILURE; `what`
-    names the content in the message."""
+    names the content in the error message."""
     if len(content) > LIMIT_BYTES:
         raise CniError(DECODING_FAILURE, f"{what} has more than {LIMIT_BYTES} bytes")
     try:

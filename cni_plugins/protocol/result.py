@@ -371,7 +371,7 @@ def _assigned(
 
 def route_from_json(value: object, where: str) -> Route:
     """Parse a route, `{dst, gw, …}`. Raises CniError DECODING_FAILURE; `where` names the route in
-    the message."""
+    the error message."""
     raw = _object(value, where)
     text = raw.get("dst")
     try:

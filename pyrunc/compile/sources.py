@@ -331,7 +331,7 @@ def open_devices(spec: Spec, descriptors: NamedDescriptors) -> None:
     users. Raises KernelError.
 
     Does nothing if the kernel cannot clone detached mounts (before Linux 6.15), or if the runtime
-    may not make devices. The container's process then binds the host's devices.
+    may not make devices. The container's process then bind-mounts the host's devices.
     """
     nodes, machine = devices.nodes_from_outside(spec), host.constant_facts()
     if not nodes or not machine.clones_detached or not devices.may_make(machine):

@@ -70,7 +70,7 @@ class Routing:
         self._socket.close()
 
     def index(self, name: str) -> int:
-        """Return the number of the link `name`. Raises KernelError, with ENODEV when there is no
+        """Return the index of the link `name`. Raises KernelError, with ENODEV when there is no
         such link."""
         answers = self._ask(
             RTM_GETLINK, NLM_F_ACK, _LINK.pack(0, 0, 0, 0, 0), [_name(name)], f"link '{name}'"
@@ -89,7 +89,7 @@ class Routing:
         return True
 
     def indices(self) -> set[int]:
-        """Return the numbers of all links."""
+        """Return the indices of all links."""
         answers = self._ask(RTM_GETLINK, NLM_F_DUMP, _LINK.pack(0, 0, 0, 0, 0), [], "links")
         return {_LINK.unpack_from(link)[2] for link in answers}
 

@@ -299,7 +299,7 @@ class MakeDevice(Op):
     """Make a device file with this owner and mode. An existing file must be the same device.
 
     - `fresh`: the directory is new, so an existing file is an error
-    - `bind`: where mknod(2) is refused (EPERM), bind the host's device
+    - `bind`: where mknod(2) is refused (EPERM), bind-mount the host's device
     """
 
     path: str
@@ -421,7 +421,7 @@ class SetSysctl(Op):
 
 
 class ReadonlyPath(Op):
-    """Bind the path on itself, read-only. A missing path is skipped."""
+    """Bind-mount the path on itself, read-only. A missing path is skipped."""
 
     path: str
 

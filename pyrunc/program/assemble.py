@@ -334,7 +334,7 @@ class Assembler:
         self.compare(0, "eq", 0, true=label, false=label)
 
     def at(self, line: Line) -> None:
-        """Assign the operations that are appended next to this line of the plan."""
+        """Assign all operations that are appended from now on to this line of the plan."""
         self._line = line
 
     @property

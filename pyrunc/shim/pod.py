@@ -322,8 +322,8 @@ class ShimPod:
     def _start_failed(
         self, container: SupervisedContainer, compiled: CompiledContainer, error: Exception
     ) -> None:
-        """Kill the processes of a failed start, remove its cgroup, write the container's exit, and
-        run its poststop hooks or the other runtime's `delete`."""
+        """Kill the processes of a failed start, remove its cgroup and write the container's exit.
+        Then run its poststop hooks or, if another OCI runtime runs it, that runtime's `delete`."""
         self._clear_away(compiled.cgroup)
         container.failed(error)
         # runtime-spec, runtime.md, "Lifecycle": a failed start goes on with the steps of delete.
@@ -440,8 +440,8 @@ class ShimPod:
             self._after_stop(container)
 
     def _after_stop(self, container: SupervisedContainer) -> None:
-        """Clean up after the container's end, in the background: run its poststop hooks, or the
-        other runtime's `delete`."""
+        """Clean up after the container's end, in the background: run its poststop hooks or, if
+        another OCI runtime runs it, that runtime's `delete`."""
 
         def done(error: Exception | None) -> None:
             if error is not None:
@@ -478,9 +478,10 @@ class ShimPod:
         self._in_background(work, ended)
 
     def _signal_by_runtime(self, container: SupervisedContainer, number: int) -> None:
-        """Send a signal by the other runtime's `kill`, in the background. Does nothing while an
-        earlier `kill` with the same signal runs. Otherwise the commands would pile up, because a
-        stop repeats its last signal until the container has ended."""
+        """Send a signal by the `kill` of the OCI runtime that runs the container, in the
+        background. Does nothing while an earlier `kill` with the same signal runs. Otherwise the
+        commands would pile up, because a stop repeats its last signal until the container has
+        ended."""
         key = (container.id, number)
         if key in self._signals_in_flight:
             return

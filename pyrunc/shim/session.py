@@ -333,8 +333,8 @@ class SupervisedContainer:
     # -- end
 
     def ended(self, ended: ProcessEnd) -> None:
-        """Handle the end of the first process: kill the others, log the rest of their output, and
-        write the exit."""
+        """Handle the end of the first process: kill the container's other processes, log the rest
+        of their output, and write the exit."""
         self._ended, self._finished_at_ns = ended, time.time_ns()
         # In a pid namespace of the container alone, the kernel has killed all others with process 1
         # (pid_namespaces(7)). With `hostPID` or a shared pid namespace, daemons would live on and

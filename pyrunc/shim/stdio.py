@@ -215,7 +215,7 @@ class InputStream:
             self._watch(fd)
 
     def close(self) -> None:
-        """End the container's input and hang up on all clients."""
+        """End the container's input, and close the pipes of all clients."""
         if self.fd >= 0:
             self._loop.unwatch(self.fd)
             os.close(self.fd)

@@ -130,7 +130,7 @@ class Process(Value):
 
 
 class Root(Value):
-    """`root`: the path is absolute or relative to the bundle."""
+    """The object `root`. `path`: absolute, or relative to the bundle."""
 
     path: str
     readonly: bool = False
