@@ -468,7 +468,7 @@ class Server:
         return str(answer.stdout.decode())
 
     def wait_exit(self, container: str, timeout_s: float = 60.0) -> api.ContainerStatus:
-        """Return the status once the container has exited."""
+        """Wait until the container has exited; return its status."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.status(container)

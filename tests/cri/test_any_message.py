@@ -163,7 +163,8 @@ class World:
         return "OK", "", answer
 
     def follow(self, message: Message, answer: Any) -> None:
-        """Use the new object, and remove the oldest ones beyond `KEPT`."""
+        """Let later messages name a new object, remove the oldest objects beyond `KEPT`, and make
+        removed ones again."""
         things = self.things
         if message.call == "RunPodSandbox":
             self._keep(things.pods, self.made_pods, answer.pod_sandbox_id, self.server.remove_pod)
@@ -254,8 +255,8 @@ def private_kib(server: Server) -> int:
 
 
 def open_descriptors(server: Server) -> Counter[str]:
-    """Count the server's descriptors of each kind: a path, or the kernel's text before an inode
-    number."""
+    """Return the number of the server's descriptors by target: a path, or the kind of object, such
+    as "socket"."""
     kinds: Counter[str] = Counter()
     for link in Path(f"/proc/{server.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):

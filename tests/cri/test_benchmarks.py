@@ -1,5 +1,5 @@
-"""Tests that `make bench` has a figure of each server for each step, and that its servers leave
-nothing."""
+"""Tests that `make bench` has a result of each server for each step, and that its servers leave
+nothing behind."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def test_an_ordinary_user_gets_an_error_about_the_socket(server: Server) -> None
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Make a folder that every user can reach; pytest's own are below folders of root."""
+    """Make a folder that every user can reach; only root can reach pytest's temporary folders."""
     with tempfile.TemporaryDirectory(prefix=session.name("open")) as name:
         os.chmod(name, 0o755)
         yield Path(name)

@@ -54,7 +54,8 @@ def volume(server: Server, tmp_path: Path) -> Iterator[fuse.Volume]:
 
 @contextlib.contextmanager
 def mounted(server: Server, tmp_path: Path) -> Iterator[fuse.Volume]:
-    """Mount a volume on a shared mount; the server's pods end before the volume does."""
+    """Mount a FUSE volume below a shared mount. At the end of the block it removes the server's
+    pods, then the mounts."""
     shared = tmp_path / "shared"
     shared.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "shared", shared], check=True)

@@ -1,4 +1,5 @@
-"""Tests log files of containers: their lines, and their life beyond containers and shims."""
+"""Tests log files of containers: the lines have CRI's format, and a log stays when its container is
+removed."""
 
 from __future__ import annotations
 

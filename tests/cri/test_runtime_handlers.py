@@ -304,7 +304,7 @@ def test_an_unknown_handler_is_refused(server: Server) -> None:
 
 def test_images_are_the_same_for_all_handlers(server: Server) -> None:
     """With the gate RuntimeClassInImageCriApi kubelet keeps an image if a container with the same
-    handler uses it. Lists give both the same handler."""
+    handler uses it. The lists of images and of containers give the same handler."""
     with pytest.raises(grpc.RpcError, match="unknown runtime handler 'kata'") as refused:
         server.image.PullImage(
             api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata"))

@@ -92,7 +92,8 @@ def test_a_manifest_becomes_a_pod(server: Server) -> None:
 
 
 def test_rm_deletes_nothing_that_a_pod_names(server: Server) -> None:
-    """kubelet copies annotations and labels from users who may create pods."""
+    """`rm` does not trust a pod's annotations and labels, because kubelet copies them from users
+    who may create pods."""
     others = server.folder / "others"
     others.mkdir()
     (others / "precious").touch()

@@ -1,4 +1,4 @@
-"""Tests starts of a server that fail: it reports the reason and ends no pod."""
+"""Tests a server whose start fails: it reports the reason and ends no pod."""
 
 from __future__ import annotations
 

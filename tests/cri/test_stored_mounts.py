@@ -27,7 +27,7 @@ CONTENT = os.urandom(2_000_000)  # the kernel may reclaim some pages at any time
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Provides a server with the image."""
+    """Provides a server that has loaded the image with `big`."""
     with Server(network=False, settings={"images": {"store": "erofs"}}) as started:
         load(started)
         yield started

@@ -442,7 +442,7 @@ def test_large_answers_that_are_not_read_cost_little(server: Server) -> None:
 
 @pytest.mark.requirement("1.6")
 def test_hundreds_of_calls_are_answered_at_once(server: Server) -> None:
-    """All of the execs wait until the other calls have been answered."""
+    """The 100 execs wait until 700 other calls have been answered."""
     container = server.containers()[0].id
     server.output(container, "mkfifo", "/gate")
     request = api.ExecSyncRequest(container_id=container, cmd=["cat", "/gate"], timeout=120)

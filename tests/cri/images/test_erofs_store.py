@@ -1,5 +1,5 @@
-"""The store of mounted images: its files, what removal frees, and how it behaves under another
-setting."""
+"""The store of mounted images: its files, what removal frees, and its behaviour under another
+`store` setting."""
 
 from __future__ import annotations
 
@@ -275,7 +275,7 @@ async def test_a_newly_mounted_image_is_read_from_memory(
 async def test_memory_and_disk_of_a_removed_image_are_freed(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """They are freed in the background. The removal does not wait for the pages of the image's
+    """Both are freed in the background. The removal does not wait for the pages of the image's
     files and mount."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)

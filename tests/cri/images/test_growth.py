@@ -46,7 +46,8 @@ def tar(entries: Iterable[tuple[str, bytes, str]]) -> bytes:
 
 
 def replaced(size: int) -> bytes:
-    """Returns directories that are replaced by files, beside as many that stay."""
+    """Returns a tar of directories that are replaced by files, and of as many directories that
+    stay."""
     stay = ((f"s{n}", FOLDER, "") for n in range(size))
     change = ((f"d{n}", kind, "") for n in range(size) for kind in (FOLDER, tarfile.REGTYPE))
     return tar([*stay, *change])

@@ -315,7 +315,8 @@ async def test_readers_see_the_images_before_or_after_a_change(
 async def test_files_are_collected_while_another_thread_commits_a_file(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """The collection hashes each path in Python, where the interpreter may change threads."""
+    """The collection hashes each path in Python, where the interpreter may switch to the other
+    thread."""
     files = service._store.files
     committed = tmp_path / "committed"
 
@@ -351,7 +352,8 @@ async def test_an_image_in_use_is_not_removed(tmp_path: Path, service: ImageServ
 async def test_an_image_of_a_container_that_is_being_created_is_not_removed(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """CreateContainer has the layers' paths before the container is in the index."""
+    """CreateContainer already uses the layers' paths, but the container is not in the server's
+    index yet."""
     built = await loaded(tmp_path, service, "a:1")
     rootfs = await service.rootfs(built.id, "web-0")
     with pytest.raises(WrongState, match="in use by a container that is being created"):

@@ -110,7 +110,7 @@ async def test_the_next_service_uses_the_same_superblock(node: Node) -> None:
 
 
 async def test_a_stopped_service_leaves_no_mount_of_an_unused_image(node: Node) -> None:
-    """Otherwise the keeper would not end."""
+    """The keeper would not end while it stores a mount."""
     node.in_use = False
     await node.stop()
     assert node.stored == []

@@ -87,8 +87,8 @@ async def test_the_file_of_a_name_after_a_reboot_is_removed_with_the_attachment(
 
 
 async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
-    """The pod's network namespace has no name. Its plugins got /proc/SHIM/fd/N for ADD, which
-    changes when another shim takes over."""
+    """The network namespace of such a pod has no name: ADD got the path /proc/SHIM/fd/N. When
+    another shim takes over, that path changes, and DEL gets the new one."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()

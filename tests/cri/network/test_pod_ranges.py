@@ -35,7 +35,8 @@ async def test_the_network_becomes_ready_with_the_pod_ranges(node: Node) -> None
 
 
 async def test_pod_ranges_outlive_the_server(node: Node) -> None:
-    """kubelet sends them once; the next server assigns addresses before kubelet repeats them."""
+    """kubelet sends the ranges once; the next server assigns addresses before kubelet repeats
+    them."""
     with_ranges_from_kubelet(node)
     await node.network.set_pod_ranges(["10.77.0.0/24", " fd77::/64"])
     await node.attach(node.host.pod())

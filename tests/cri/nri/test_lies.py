@@ -72,8 +72,8 @@ HARMLESS = ("another's update",)  # names no container, so there is nothing to d
 
 
 def outcome(server: Server, pod: str, name: str = "c") -> tuple[grpc.StatusCode | None, str]:
-    """Create, start and remove a container; return the error's code and text, None and "" without
-    one."""
+    """Create, start and remove a container; return the error's code and text, or None and ""
+    without an error."""
     try:
         config = server.container_config(metadata=cri.ContainerMetadata(name=name))
         container = server.create(pod, config)

@@ -465,8 +465,8 @@ def test_default_variables_are_set_and_requests_override_the_image(server: Serve
 
 @pytest.mark.requirement("8.4")
 def test_strict_groups_are_only_those_of_the_request(server: Server) -> None:
-    """With the policy Strict, membership of `extra` in the image's /etc/group does not count. An
-    exec has the same groups."""
+    """With the policy Strict, the user's membership of the group `extra` in the image's /etc/group
+    does not count. An exec has the same groups."""
     config = secured(
         server,
         run_as_username="www",

@@ -30,8 +30,8 @@ def test_an_empty_store_is_reported() -> None:
 
 @pytest.mark.requirement("5.5.1", "10.1.12")
 def test_the_container_file_system_counts_writable_layers(server: Server) -> None:
-    """They are counted apart from the images, and no call waits for a walk over the files: a reply
-    has the result of the walks before."""
+    """Writable layers are counted apart from images. No call waits for a walk over the files: a
+    reply has the results of earlier walks."""
 
     def containers() -> api.FilesystemUsage:
         return server.image.ImageFsInfo(api.ImageFsInfoRequest()).container_filesystems[0]

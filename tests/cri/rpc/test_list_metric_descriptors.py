@@ -24,7 +24,7 @@ BASE = {"pod", "namespace", "container", "id", "image"}
     "10.2.11",
 )
 def test_descriptors_have_names_help_and_labels(server: Server) -> None:
-    """They are the same before the first pod and after."""
+    """The descriptors are the same before and after the first pod."""
     before = server.runtime.ListMetricDescriptors(api.ListMetricDescriptorsRequest())
     assert {d.name for d in before.descriptors} == set(NAMES)
     assert len(before.descriptors) == 56

@@ -309,7 +309,7 @@ async def test_many_half_closed_connections_leave_room_for_more(
 @pytest.mark.requirement("9.11")
 async def test_a_connection_that_the_client_half_closes_ends(server: StreamingServer) -> None:
     """kubectl sends the same frame when its local client has disconnected and when that client has
-    only ended its direction."""
+    only half-closed the connection."""
     stopped = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

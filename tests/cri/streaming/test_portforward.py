@@ -46,7 +46,7 @@ async def digest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 async def forwarded(
     goclient: Path, server: StreamingServer, transport: str, *ports: int
 ) -> AsyncIterator[list[int]]:
-    """Provide the local ports of a running client."""
+    """Run Go's port-forward client; yield its local ports."""
     url = server.url_for(PortForwardOptions("pod", ports))
     arguments = ["forward", "-url", url, "-ports", ",".join(f":{port}" for port in ports)]
     if transport == "tunnel":

@@ -72,8 +72,8 @@ async def test_a_base64_session_is_encoded(server: StreamingServer) -> None:
 
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example", "null"])
 async def test_any_origin_is_accepted(server: StreamingServer, origin: str) -> None:
-    """The API server passes on its client's Origin and kubelet its own client's Host: they need not
-    agree."""
+    """Origin and Host need not agree: the API server passes on its client's Origin, and kubelet its
+    own client's Host."""
     client = open_websocket(server.url_for(SHELL), "v4.channel.k8s.io", origin=origin)
     async with client as session, asyncio.timeout(10):
         await session.send(b"\x00this\n")
