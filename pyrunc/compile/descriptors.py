@@ -61,8 +61,8 @@ class NamedDescriptors:
 
 
 def open_namespaces(linux: Linux, descriptors: NamedDescriptors) -> None:
-    """Open the namespaces that have a path and check their kind. Pinned namespaces are left to the
-    launching process."""
+    """Open the namespaces that have a path and check their kind. Leave out those with a `PINNED`
+    path, because the launching process adds their descriptors."""
     for entry in linux.namespaces:
         if entry.path and not entry.path.startswith(PINNED):
             number = open_namespace(entry.path, KERNEL_NAMES[entry.type])

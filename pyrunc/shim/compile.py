@@ -223,7 +223,8 @@ class ContainerCompiler:
 
     def _open_places(self) -> Prepared:
         """Open the root and the mounts that the shim attaches before another runtime or CRIU runs.
-        Returns their mount points and descriptors. The pod's pinned mounts are left out."""
+        Returns their mount points and descriptors. The mounts that the shim holds for the pod are
+        left out."""
         request = self._create_request(self._spec)
         check(request.spec)
         opened: list[int] = []

@@ -412,7 +412,7 @@ class _Clock:
 
 
 def _clone_pinned(launch: Launch, pause: PauseProcess | None, clones: dict[str, int]) -> None:
-    """Clone the pod's pinned mounts that the launch uses. Add the clones to `clones`: name of the
+    """Clone those mounts of `pause` that the launch uses. Add the clones to `clones`: name of the
     descriptor in the plan -> descriptor. Raises InvalidSpec, KernelError."""
     for descriptor, name in launch.pinned.items():
         if pause is None or name not in pause.mounts:
