@@ -212,8 +212,8 @@ def _with_output(start: Callable[[tuple[int, int, int]], T]) -> tuple[T, str]:
 
 @contextmanager
 def started_pause(box: Box) -> Iterator[dict[str, str]]:
-    """Start a pause process for the box's mounts; return the fields that a container's request
-    needs where detached mounts cannot be cloned."""
+    """Start a pause process in whose mount namespace the box's mounts are attached. Yield the
+    fields that a container's request needs on kernels that cannot clone detached mounts."""
     pod = hold(
         f"{session.name('h')}-{box.folder.name}",
         PauseRequest({"ipc": "new"}, CgroupChoice(missing_controllers="warn")),
@@ -251,8 +251,8 @@ def finish(created: ContainerProcess) -> int:
 
 
 def mounts(mountinfo: str) -> dict[str, tuple[str, str, str]]:
-    """Parse mountinfo to mount point: (options, type, propagation fields); the topmost mount
-    wins."""
+    """Return a dict: mount point -> (options, type, propagation fields); of mounts on top of each
+    other only the topmost."""
     by_path = {}
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")

@@ -1,4 +1,5 @@
-"""Tests our end of a socket whose other side answers with descriptors."""
+"""Tests `Peer`, one end of a socket whose other end answers requests with messages and
+descriptors."""
 
 from __future__ import annotations
 
@@ -14,8 +15,8 @@ from pyrunc.errors import Error
 
 
 def test_an_answer_that_comes_with_a_cancellation_is_closed() -> None:
-    """Both happen in one iteration of the event loop: the caller is cancelled after its answer has
-    arrived and before it resumes."""
+    """The descriptors of an answer are closed when the caller is cancelled after the answer has
+    arrived and before the caller resumes, in one iteration of the event loop."""
     asyncio.run(_cancel_with_the_answer())
 
 

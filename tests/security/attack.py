@@ -48,7 +48,8 @@ class Canary:
         return stats
 
     def is_untouched(self) -> None:
-        """Check for the same entries, and no inotify event since the beginning."""
+        """Check that the folder has the same entries as at the beginning, and that inotify has
+        reported no event since then."""
         try:
             events = os.read(self._watch, 65536)
         except BlockingIOError:

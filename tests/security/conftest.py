@@ -55,8 +55,8 @@ def template(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Path:
 
 @pytest.fixture
 def rootfs(tmp_path: Path, template: Path) -> Path:
-    """Make a root filesystem for this test, with the hostile program in /bin; programs are links to
-    common files."""
+    """Make a root filesystem for this test, with the hostile program in /bin. Its files are hard
+    links to those of `template`, except for passwd and group."""
     image = tmp_path / "image"
     shutil.copytree(template, image, symlinks=True, copy_function=os.link)
     for name in ("passwd", "group"):

@@ -36,8 +36,8 @@ def images(tmp_path: Path) -> Path:
 
 
 def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ...] = ()) -> None:
-    """Assert that `restore` fails with this message, in time, and that there is no such
-    container."""
+    """Assert that `restore` fails within IN_TIME_S seconds with an error that contains one of
+    `words`, and that no container remains."""
     box = runtime.box("sleep", "60")
     begin = time.monotonic()
     refused(
@@ -51,7 +51,8 @@ def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ..
 
 
 def spoil(images: Path, kind: str, canary: Canary) -> None:
-    """Replace an image by another kind of file."""
+    """Replace an image file by another kind of file, or make CRIU's log or the link to the pre-dump
+    lead elsewhere."""
     place = images / "pages-1.img"
     place.unlink()
     if kind == "link":
@@ -81,9 +82,10 @@ KINDS = ["link", "dangling", "pipe", "device", "log", "parent's", "loop", "absol
 def test_images_that_are_no_regular_files_are_refused(
     runtime: Runtime, images: Path, canary: Canary, kind: str
 ) -> None:
-    """CVE-2026-53489: an image of the dump, of a pre-dump before it, or CRIU's log is a link to the
-    host's canary, a pipe without a writer, or a device. The error names it in time, the canary is
-    untouched, and no container, mount or cgroup remains."""
+    """CVE-2026-53489: an image file of the dump or of its pre-dump, or CRIU's log, is a link to the
+    host's canary, a pipe without a writer, or a device. `restore` fails within IN_TIME_S seconds
+    with an error about this file, the canary is untouched, and no container, mount or cgroup
+    remains."""
     spoil(images, kind, canary)
     words = {
         "loop": "parents",
@@ -98,8 +100,8 @@ def test_a_dump_does_not_write_through_links(
     runtime: Runtime, images: Path, canary: Canary, kind: str
 ) -> None:
     """CVE-2026-53489 for writing: the folder for the images has links under the names that CRIU
-    will create and truncate. The checkpoint fails with the name, the canary is untouched, and the
-    container runs on."""
+    will create and truncate. The checkpoint fails with an error that names the link, the canary is
+    untouched, and the container runs on."""
     spoil(images, kind, canary)
     box = runtime.box("sleep", "60").up()
     refused(runtime("checkpoint", "--image-path", str(images), box.id), "not an image")
@@ -138,8 +140,7 @@ def test_images_that_criu_refuses_leave_nothing(
 
 def test_only_pipes_and_files_of_other_mounts_are_replaced_by_descriptors() -> None:
     """The names in a dump's list of streams become options by which CRIU replaces a file by our
-    descriptor. Only a pipe or a file of another mount, named by its numbers, is replaced; no other
-    name gets our descriptors."""
+    descriptor. Only the name of a pipe (by inode) or of a file (by mount and inode) is accepted."""
     assert is_external("pipe:[123]") and is_external("file[1a:2f]")
     for name in (
         *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]",

@@ -129,8 +129,8 @@ def test_a_process_in_the_container_opens_no_code_before_execve(
 
 
 def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
-    """Return the processes that entered the container, and the files that they and their children
-    opened from there up to execve."""
+    """Return the processes that entered the container by the call `border`, and the files that they
+    and their children opened between this call and execve."""
     inside: set[str] = set()
     entered: set[str] = set()
     opened = []

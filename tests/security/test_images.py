@@ -117,9 +117,9 @@ async def test_a_manifest_cannot_use_a_foreign_layer_by_its_diff_id(
 async def test_a_foreign_blob_does_not_reveal_its_content(
     node: ImageService, attacker: Registry
 ) -> None:
-    """A manifest names the blob of a private layer with another uncompressed digest. The node
-    fetches that blob instead of using its own, so that no error reveals the digest of its content,
-    by which the layer could be named."""
+    """A manifest names the blob of a private layer, and its configuration another uncompressed
+    digest. The node fetches the blob and does not use its own copy: an error would otherwise reveal
+    the true uncompressed digest, by which the layer could be named."""
     mine = image([layer({"mine": "1"})])
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     message = await refused(
@@ -132,8 +132,8 @@ async def test_a_foreign_blob_does_not_reveal_its_content(
 async def test_the_digest_of_a_private_manifest_gives_no_access(
     node: ImageService, attacker: Registry
 ) -> None:
-    """The digest of a private manifest is in the status of its pod. A registry that claims to have
-    it must serve it and its configuration."""
+    """A pod's status shows the digest of its private manifest, which gives no access to the image:
+    another registry that claims to have the manifest must serve its configuration, too."""
     data, _ = manifest_of(SECRET)
     attacker.put_manifest("mine:v1", data, types.OCI_MANIFEST)
     await refused(node, f"{attacker.host}/mine:v1", NotFound)

@@ -157,8 +157,8 @@ def test_attributes_of_a_repeated_directory_are_added_in_place(
 
 def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """CWE-400: a manifest may name one blob 500 times, and each time all its files were laid over
-    those below. Directories are made for it once, however often it is named, and its last place
-    counts."""
+    those below. Now such a layer is merged once, at the last position that the manifest gives
+    it."""
     layers = []
 
     def counted() -> MergedNode:
@@ -381,8 +381,8 @@ def test_copying_a_volume_leaves_the_reserve_of_the_disk(tmp_path: Path) -> None
 def test_processes_that_work_on_layers_have_a_limit_of_processor_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CWE-400: a layer may need endless work. Each process has a limit of processor time: an
-    endless one ends with an error after as many seconds."""
+    """CWE-400: a layer may need endless work. Each process that works on layers has a limit of
+    processor time, after which it ends with an error."""
     monkeypatch.setattr(jail, "CPU_LIMIT_S", 1)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -465,9 +465,9 @@ async def test_index_processes_are_limited_by_turns(
 
 
 async def test_a_lent_turn_is_taken_back_when_needed() -> None:
-    """CWE-667: work that only makes a pull faster must not block other work. It borrows a turn,
-    which it gets only while one is free. When other work needs a turn, the task with the oldest
-    borrowed turn is cancelled; turns of other work are never taken back."""
+    """CWE-667: work that only makes a pull faster must not block other work. It borrows a turn (the
+    right to run one more process), and only while one is free. When other work needs a turn, the
+    task with the oldest borrowed turn is cancelled; other work never loses its turn."""
     free, watch = turns.Turns(2), Watch(10, "")
     begun: list[int] = []
 

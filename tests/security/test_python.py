@@ -47,8 +47,8 @@ def trap(folder: Path, mark: Path) -> None:
 
 @pytest.fixture
 def mark(tmp_path: Path, rootfs: Path) -> Path:
-    """Trap the image and a folder; return the file that must never appear, as the host and as the
-    container would see it."""
+    """Put modules and libraries into the image and a folder that make a file when they are loaded.
+    Return this file, which must never appear, neither on the host nor in the image."""
     path = tmp_path / "mark"
     for place in (
         "usr/lib/python3.11",

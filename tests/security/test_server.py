@@ -364,8 +364,8 @@ def test_a_link_at_the_path_of_a_log_is_not_followed(
 
 def test_failed_starts_leave_no_descriptors(server: Server, pod: str) -> None:
     """A container that cannot be started, because its log is a folder, is started again and again.
-    Each launch has descriptors, among them mounts. The shim and the server have as many open
-    descriptors as after the first attempt."""
+    Each start opens descriptors, also of mounts. In the end the shim and the server have no more
+    open descriptors than after the first attempt."""
     shim = json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"]
 
     def fail() -> None:

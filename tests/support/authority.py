@@ -32,7 +32,7 @@ class Authority:
         self.folder = folder
 
     def make(self) -> None:
-        """Make the authority and the key for tokens."""
+        """Make the CA, and the key that signs service accounts' tokens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         usage = ("-addext", "keyUsage=critical,keyCertSign,cRLSign")
         self._openssl(

@@ -20,7 +20,8 @@ LEFT_OUT = ("TC",)
 
 
 def program() -> Path:
-    """Return the program; its version is that of the machine's Debian."""
+    """Return the path of busybox, which the first call builds; its version is that of the machine's
+    Debian."""
     out = toolchain.cache() / "busybox" / debian.suite() / "busybox"
     if not out.exists():
         work = out.parent.with_name(f"{out.parent.name}.{os.getpid()}")

@@ -74,7 +74,7 @@ class Machine:
         return done
 
     def enter(self) -> list[str]:
-        """Return the words before a shell command that is to run inside, as this process's
+        """Return the command prefix of a shell command that is to run inside, as this process's
         child."""
         return ["nsenter", f"--target={self.pid}", "--all", "--root", "sh", "-c", 'cd /; eval "$0"']
 

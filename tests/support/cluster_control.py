@@ -16,7 +16,7 @@ POD_RANGE, POD_RANGE6, SERVICE_RANGE = "10.244.0.0/16", "fd77:244::/48", "10.96.
 
 
 class ControlPlane:
-    """The programs, run in the namespaces of `node`. `folder` holds their files;
+    """Runs the control plane's programs in the namespaces of `node`. `folder` holds their files;
     `folder/kubeconfig` is for clients outside the node."""
 
     def __init__(self, folder: Path, node: Node) -> None:
@@ -29,7 +29,7 @@ class ControlPlane:
         return self.folder / f"{node.host}.kubeconfig"
 
     def make_certificates(self, nodes: Sequence[Node]) -> None:
-        """Make one authority; certificates for the API server, the administrator and each node;
+        """Make one CA; certificates for the API server, the administrator and each node;
         kubeconfigs."""
         authority = Authority(self.pki)
         authority.make()

@@ -21,8 +21,8 @@ class Proxies:
         }
 
     def start(self) -> None:
-        """Start them in the nodes' namespaces; conntrack's limits belong to the machine and stay
-        unchanged."""
+        """Start the kube-proxies in the nodes' namespaces; conntrack's limits belong to the machine
+        and stay unchanged."""
         for node in self.cluster.nodes:
             self._running[node.host].start(
                 node.inside(
@@ -41,6 +41,6 @@ class Proxies:
             )
 
     def stop(self) -> None:
-        """End them."""
+        """End the kube-proxies."""
         for program in self._running.values():
             program.stop()

@@ -35,7 +35,7 @@ def archive() -> Path:
 
 
 def image_names() -> list[str]:
-    """Return the names, as kubeadm lists them."""
+    """Return the names of the images that kubeadm lists."""
     command = [
         str(toolchain.kubeadm()),
         "config",

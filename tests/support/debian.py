@@ -86,7 +86,7 @@ def upstream_source(package: str, folder: Path) -> Path:
 
 
 def _mirrors(release: str) -> list[str]:
-    """Return the package sites of this machine that serve the release."""
+    """Return the mirrors in this machine's apt sources that serve the release."""
     listing = subprocess.run(
         [
             "apt-get",

@@ -40,7 +40,8 @@ def programs() -> Path:
 
 
 def _build_daemon(out: Path) -> None:
-    """Build flanneld with the module's name as the program's name; one of its backends is C."""
+    """Build flanneld, which `go build` calls `flannel`. The build needs a C compiler: one of
+    flannel's backends is C."""
     module = "github.com/flannel-io/flannel"
     requirements = (
         f"{module}@{FLANNEL}"
@@ -63,7 +64,8 @@ def daemon_settings(backend: str) -> dict[str, Any]:
 
 
 def pod_network(folder: Path) -> dict[str, Any]:
-    """Return the CNI configuration of flannel's own manifest, with a node's folder."""
+    """Return the CNI configuration of flannel's own manifest, with paths below the node's
+    `folder`."""
     plugin = {
         "type": "flannel",
         "subnetFile": f"{folder}/flannel/subnet.env",

@@ -426,7 +426,7 @@ class Link:
     hardware_address: str
 
     def options(self) -> list[str]:
-        """Return QEMU's options for the card."""
+        """Return QEMU's options for the second network card."""
         ends = f"local.type=unix,local.path={self.own},remote.type=unix,remote.path={self.other}"
         return [
             "-netdev",

@@ -71,11 +71,11 @@ class GuestNode:
         self.guest.ssh(command, stdin=text.encode())
 
     def has(self, name: str) -> bool:
-        """Return whether a file of the folder exists and is not empty."""
+        """Return whether the file `name` of the node's folder exists and is not empty."""
         return self.guest.ssh(f"test -s {self.folder}/{name}", check=False).returncode == 0
 
     def boot(self) -> None:
-        """Start the guest and plug it in."""
+        """Start the guest, copy the project to it, and configure its second network card."""
         self.guest.start()
         self.guest.push_project()
         self.output(f"ip addr add {self.address}/24 dev eth1 && ip link set eth1 up")
@@ -116,7 +116,7 @@ class GuestCluster(Kubectl):
         self._on_each(lambda node: node.provision(self.folder))
 
     def down(self) -> None:
-        """Power both off."""
+        """Power off both guests."""
         self._on_each(lambda node: node.guest.stop())
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:

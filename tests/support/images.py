@@ -47,7 +47,8 @@ def with_files(base: BuiltImage, files: build.Files, **config: object) -> BuiltI
 
 
 def busybox(name: str = build.BUSYBOX_NAME) -> Path:
-    """Return a docker-archive of the machine's static busybox called `name`, made once."""
+    """Return a docker-archive of the image `name`, which has the machine's static busybox. The
+    archive is made once."""
     built = build.busybox()
     key = hashlib.sha256(f"{built.id} {name}".encode()).hexdigest()[:12]
     path = toolchain.cache() / "images" / f"busybox-{key}.tar"

@@ -36,7 +36,7 @@ class Kubectl:
         return done  # type: ignore[no-any-return]
 
     def kubectl_command(self) -> list[str]:
-        """Return the words before a verb."""
+        """Return kubectl's command line up to the verb."""
         return [str(toolchain.kubernetes() / "kubectl"), "--kubeconfig", str(self.kubeconfig)]
 
     def is_ready(self, node: Hosted) -> bool:

@@ -1,5 +1,5 @@
 """Works on layers in threads of the test's process, in place of the server's jobs: without the
-jail, and with what the test has replaced in modules."""
+jail, and with the test's monkeypatches."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def cgroups() -> set[str]:
 
 
 def cgroup_root() -> str:
-    """Return the v2 tree."""
+    """Return the mount point of the cgroup v2 tree."""
     return "/sys/fs/cgroup/unified" if os.path.isdir("/sys/fs/cgroup/unified") else "/sys/fs/cgroup"
 
 

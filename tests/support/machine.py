@@ -46,14 +46,15 @@ class Machine:
         self.types("echo 1 >/proc/sys/net/ipv4/ip_forward")
 
     def serve(self, archives: Iterable[Path], network: Mapping[str, Any] | None = None) -> None:
-        """Start our server, with the images that its registry would have."""
+        """Start our server, and load `archives`: images that it would otherwise pull."""
         self.node.write_configuration(network)
         self.node.start_server()
         for archive in archives:
             self.cri("load", str(archive))
 
     def written(self, place: str) -> Path:
-        """Return the path on this machine of files that a program writes below `place`."""
+        """Return the folder on this machine that gets the files which programs of the other one
+        write below `place`."""
         return self.folder / "written" / place.strip("/")
 
     def inside(self, *command: str) -> list[str]:

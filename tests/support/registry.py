@@ -195,7 +195,7 @@ class Registry:
         return self.faults[-1]
 
     def fault_for(self, request: str) -> Fault | None:
-        """Return the fault for this request, counted."""
+        """Return the first fault that matches this request, and count its use; None without one."""
         with self._lock:
             for fault in self.faults:
                 if re.search(fault.match, request) and fault.times != 0:

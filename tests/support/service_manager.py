@@ -39,7 +39,7 @@ class ServiceManager:
 
     @property
     def store(self) -> dict[str, int]:
-        """Return the stored descriptors by name."""
+        """Return a dict: name -> stored descriptor."""
         self._hear()
         return dict(self._store)
 
@@ -56,8 +56,8 @@ class ServiceManager:
         os.close(fd)
 
     def starting(self, command: Sequence[str]) -> tuple[list[str], list[int], dict[str, str]]:
-        """Return the command line that runs `command` with the stored descriptors at 3 and up, the
-        descriptors that it must inherit, and its environment."""
+        """Return (command line, descriptors to inherit, environment) for `command` with the stored
+        descriptors at 3 and up."""
         names, fds = [name for name, _ in self._stored()], [fd for _, fd in self._stored()]
         moves = " ".join(f"{number}<&{fd} {fd}<&-" for number, fd in enumerate(fds, 3))
         listen = f"LISTEN_PID=$$ LISTEN_FDS={len(fds)} " if fds else ""

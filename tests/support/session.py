@@ -32,7 +32,7 @@ def begin(worker: int = 0) -> None:
 
 
 def mark() -> str:
-    """Return the session's mark; empty outside of one."""
+    """Return the session's mark; an empty text outside of a session."""
     return os.environ.get(VARIABLE, "")
 
 

@@ -482,7 +482,7 @@ def h2spec() -> Path:
 
 
 def main(arguments: list[str]) -> None:
-    """Build the named programs and print their places."""
+    """Build the named programs and print their paths."""
     targets = {
         "kubernetes": kubernetes,
         "kube-proxy": kube_proxy,

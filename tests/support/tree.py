@@ -9,7 +9,8 @@ from pathlib import Path
 
 
 def listing(root: Path, without: Collection[str] = ()) -> dict[str, str]:
-    """Return path below `root` -> mode, owner and content, without the folders `without`."""
+    """Return a dict: path below `root` -> mode, owner and content; without the folders
+    `without`."""
     entries = {}
     for folder, folders, names in os.walk(root):
         folders[:] = [

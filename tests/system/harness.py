@@ -33,13 +33,13 @@ class Result:
         self.err = err
 
     def ok(self) -> Result:
-        """Return the same result, when the exit code is 0."""
+        """Assert that the exit code is 0; return this result."""
         assert self.code == 0, self
         return self
 
     def fails(self, words: str = "", code: int = 1) -> Result:
-        """Return the same result, when the command failed with this exit code and this text (in any
-        case)."""
+        """Assert that the command failed with this exit code and with `words` in its error output
+        (in any case); return this result."""
         assert self.code == code, self
         assert words.lower() in self.err.lower(), self
         return self
@@ -119,7 +119,7 @@ class Runtime:
     def run(
         self, *args: str, change: Callable[[dict[str, Any]], None] | None = None, **linux: Any
     ) -> Result:
-        """Write a bundle like `box`, and run its container to its end."""
+        """Write a bundle as `box` does, and run its container to its end."""
         box = self.box(*args, change=change, **linux)
         return self("run", "--bundle", str(box.folder), box.id)
 
@@ -130,7 +130,7 @@ class Runtime:
         return self.run("sh", "-c", script, change=change, **linux).ok()
 
     def clean_up(self) -> None:
-        """Delete the remaining containers; none may leave a state."""
+        """Delete the remaining containers. Fail if any state is left."""
         for name in [name for name in self.ids if (self.root / name).exists()]:
             self("kill", "--all", name, "KILL")
             reap_killed(name)

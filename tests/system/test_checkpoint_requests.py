@@ -1,5 +1,5 @@
-"""The mounts and streams that `checkpoint` and `restore` name to CRIU, seen by a program in its
-place."""
+"""Tests which mounts and streams `checkpoint` and `restore` name to CRIU. A program in CRIU's place
+records the requests."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ DESTINATIONS = ("/var/run/secrets", "/data", "/data/link", "/etc/resolv.conf")
 
 @pytest.fixture
 def request_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file that gets the request of `checkpoint` or `restore`, which then fails."""
+    """Put a criu into PATH that writes the request of `checkpoint` or `restore` to a file and then
+    makes the command fail. Return the file."""
     file, program = tmp_path / "request", tmp_path / "programs/criu"
     program.parent.mkdir()
     program.write_text(f"#!/bin/sh\nexec dd bs=1M count=1 of={file} <&3 2>/dev/null\n")
@@ -32,7 +33,7 @@ def request_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def box(runtime: Runtime, tmp_path: Path) -> Box:
-    """Make a container with mounts at links of its image."""
+    """Make a container whose image has links at the mount points and at the masked path."""
     if not runtime.is_pyrunc:
         pytest.skip("our requests")
     root = bundle.make_root(tmp_path / "root")
@@ -88,7 +89,8 @@ def test_a_mount_at_a_link_has_the_same_key_in_dump_and_restore(
 def test_a_redirected_stream_has_its_first_name(
     runtime: Runtime, request_file: Path, tmp_path: Path
 ) -> None:
-    """At the time of the checkpoint the program has redirected stdout and stderr to files."""
+    """`checkpoint` names the stdout and stderr with which the container started, although its
+    program has redirected them to files since."""
     if not runtime.is_pyrunc:
         pytest.skip("our requests")
     box = runtime.box("sh", "-c", "echo begin; exec >/dev/shm/out 2>/dev/shm/err; exec sleep 60")

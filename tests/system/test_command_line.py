@@ -106,7 +106,7 @@ def test_an_empty_signal_and_an_empty_log_format_mean_the_defaults(runtime: Runt
 
 
 def test_state_has_a_field_per_line(runtime: Runtime) -> None:
-    """Scripts search for the fields."""
+    """`state` prints each field on its own line, because scripts search for the fields."""
     box = runtime.box(
         "sleep", "60", change=lambda config: config.update(annotations={"a": "b"})
     ).up()

@@ -1,4 +1,5 @@
-"""Tests the documents of a runtime: features, version, and the configuration that `spec` writes."""
+"""Tests what a runtime prints about itself: features, version, and the configuration that `spec`
+writes."""
 
 from __future__ import annotations
 

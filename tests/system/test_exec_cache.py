@@ -1,5 +1,5 @@
-"""Tests the programs of `exec` that pyrunc.accelerate stores with their container; test_exec.py
-tests their effects."""
+"""Tests the compiled programs of `exec` that pyrunc.accelerate stores with their container;
+test_exec.py tests what they do."""
 
 from __future__ import annotations
 

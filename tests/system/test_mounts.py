@@ -1,5 +1,5 @@
 """Tests mounts of a configuration as the container's mountinfo shows them: options, propagation,
-places, and refusals."""
+mount points, and refusals."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def bind(source: Path, destination: str, *options: str) -> dict[str, Any]:
 
 
 def parse_mountinfo(mountinfo: str) -> dict[str, tuple[set[str], str]]:
-    """Parse mountinfo to place -> options, and the propagation fields."""
+    """Return a dict: mount point -> (options, propagation fields)."""
     mounted = {}
     for line in mountinfo.splitlines():
         fields = line.partition(" - ")[0].split()
@@ -216,7 +216,8 @@ def test_a_bind_of_a_path_in_the_root_shows_earlier_mounts(runtime: Runtime, dat
 def test_a_link_cannot_lead_a_bind_of_a_path_in_the_root_out_of_it(
     runtime: Runtime, data: Path
 ) -> None:
-    """runc follows such a link on the host, also when the container's files change meanwhile."""
+    """A link in a bind's source is followed inside the container's root if the source is below this
+    root. runc follows such a link on the host, also when the container's files change meanwhile."""
     if not runtime.is_pyrunc:
         pytest.skip("the reference follows the link")
     (data / "out").symlink_to("/")

@@ -222,8 +222,8 @@ def mutated(
 
 
 def kind(value: Any) -> str:
-    """Return the JSON type that the runtime judges; 5 and 5.0 are one number, null and absent are
-    nothing."""
+    """Return the JSON type by which the runtime judges a value: 5 and 5.0 are both a `number`; null
+    and an absent value are `nothing`."""
     if value is None or value is MISSING:
         return "nothing"
     return (
@@ -279,7 +279,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
 
 
 def check(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
-    """Check the promises of the module's docstring."""
+    """Check that the runtime answers these mutations as the module's docstring demands."""
     config, changes = mutated(mutations)
     report = judge.run(config)
     what = f"{[(json_path(place), value) for place, _, value in changes]}\n{report}"

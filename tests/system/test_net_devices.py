@@ -13,8 +13,8 @@ from tests.system.harness import Runtime
 
 @pytest.fixture
 def network(runtime: Runtime) -> Iterator[list[str]]:
-    """Make a network namespace for the devices, in which the runtime runs, too. Return the words
-    before a command that run it there."""
+    """Make a network namespace for the devices, and run the runtime in it. Return the command
+    prefix by which a test runs a command there."""
     namespace_process = subprocess.Popen(
         ["unshare", "-n", "sh", "-c", "echo; exec sleep 1000"], stdout=subprocess.PIPE
     )

@@ -256,7 +256,8 @@ def test_a_container_has_its_sysctls(runtime: Runtime) -> None:
 def test_the_last_value_of_a_variable_counts(
     runtime: Runtime, env: list[str], expected: list[str]
 ) -> None:
-    """A variable has the place of its last value; an empty home is replaced by the user's."""
+    """Of several values of a variable the last one counts, at its own position. An empty HOME is
+    replaced by the user's home."""
     result = runtime.run("env", change=process(env=[*env, "PATH=/bin"])).ok()
     assert result.out.splitlines() == expected
 

@@ -153,7 +153,8 @@ def test_a_deep_tree_is_written(upper: Path, tar: Path) -> None:
 
 
 def test_a_whiteout_behind_a_link_to_the_host_is_refused(tmp_path: Path) -> None:
-    """A hostile archive: the way to a removed file is a link to the host."""
+    """A hostile archive has a link to the host in the path of a deleted file: the deletion is
+    refused."""
     folder, outside = tmp_path / "new", tmp_path / "outside"
     folder.mkdir()
     outside.mkdir()
@@ -173,8 +174,9 @@ def test_a_whiteout_behind_a_link_to_the_host_is_refused(tmp_path: Path) -> None
 def test_a_file_that_became_a_pipe_is_not_opened(
     upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container that is not frozen may share this /dev/shm and put a pipe there: a wait for the
-    pipe's writer would keep the other containers frozen."""
+    """When a file becomes a pipe before it is archived, the archive fails at once. A container that
+    is not frozen may share this /dev/shm and put a pipe there: a wait for the pipe's writer would
+    keep the other containers frozen."""
     (upper / "plain").write_bytes(b"")
     os.mkfifo(upper / "file")
     real, plain = os.stat, os.stat(upper / "plain")

@@ -166,7 +166,8 @@ def call(
     netns_path: str | None = None,
     args: str = "",
 ) -> Any:
-    """Run one request through the whole contract; returns the answer, or raises Refused."""
+    """Call a plugin with a request's environment and input, as a runtime does; returns the parsed
+    output, or raises Refused."""
     environment = {
         "CNI_COMMAND": command,
         "CNI_CONTAINERID": pod.id,

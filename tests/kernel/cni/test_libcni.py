@@ -28,7 +28,8 @@ def cnitool() -> Path:
 
 
 def in_one_life(folder: Path, *steps: str) -> str:
-    """Run shell lines; libcni's cache in /var/lib/cni is a tmpfs for their duration."""
+    """Run shell lines in a mount namespace in which libcni's cache, /var/lib/cni, is a tmpfs;
+    return their output."""
     environment = {
         "PATH": os.environ["PATH"],
         "CNI_PATH": str(folder / "bin"),
@@ -92,8 +93,8 @@ def test_libcni_calls_add_check_and_del(host: Host, cni_version: str) -> None:
 
 
 def test_libcni_calls_status_and_gc(host: Host) -> None:
-    """cnitool's gc passes no list of valid attachments: libcni detaches those it has cached, and
-    the plugins remove nothing."""
+    """cnitool's gc passes no list of valid attachments. libcni detaches the attachments in its own
+    cache; the plugins' GC fails and removes nothing."""
     folder, attached, unknown = prepare(host, "1.1.0"), host.pod(), host.pod()
     in_one_life(
         folder,

@@ -1,4 +1,4 @@
-"""The codec's requests as pyroute2 reads them, and pyroute2's as the codec reads them."""
+"""Tests the rtnetlink codec with pyroute2: each parses the other's requests."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Namespaces that are joined by path, every kind: the container is in it, and a wrong kind is an
-error before anything starts."""
+"""Containers that join namespaces by path, of every kind: the container's process is in the
+namespace, and a path of the wrong kind is an error before anything starts."""
 
 from __future__ import annotations
 
@@ -80,8 +80,8 @@ def test_a_container_can_join_a_single_namespace(box: Box, elsewhere: int, kind:
 
 
 def test_the_cgroup_belongs_to_the_user_of_a_joined_namespace(box: Box, elsewhere: int) -> None:
-    """A process that is cloned into the group, or enters it later, is in the other user
-    namespace, which does not own the group."""
+    """The container's cgroup belongs to root of the joined user namespace, so a process that is
+    cloned into the cgroup, or enters it later, can make cgroups below it."""
     join(box, elsewhere, "user")
     place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
     place["options"].remove("ro")
@@ -95,7 +95,8 @@ def test_the_cgroup_belongs_to_the_user_of_a_joined_namespace(box: Box, elsewher
 def test_a_container_joins_all_namespaces_of_a_process(
     box: Box, elsewhere: int, maps: bool
 ) -> None:
-    """The maps of the namespace apply, whether the configuration repeats them or not."""
+    """The id maps of the joined user namespace apply, whether the configuration repeats them or
+    not."""
     join(box, elsewhere, "user", "network", "ipc", "uts", "pid", "cgroup", "time")
     if maps:
         box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
@@ -199,7 +200,8 @@ def test_settings_of_the_hosts_namespaces_are_refused(
 
 
 def test_a_time_namespace_with_a_user_namespace_has_its_offsets(box: Box) -> None:
-    """An exec joins this time namespace afterwards."""
+    """A container with a time and a user namespace has the configured time offsets, and an exec has
+    them too."""
     box.linux["namespaces"] += [{"type": "time"}, {"type": "user"}]
     box.linux["uidMappings"] = box.linux["gidMappings"] = MAPS
     box.linux["timeOffsets"] = {

@@ -229,8 +229,8 @@ def test_containers_join_the_user_namespace_of_their_pod(box: Box) -> None:
 def test_layers_are_mapped_on_every_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, writable: bool
 ) -> None:
-    """The overlay gets its layers as descriptors where the kernel takes them, and otherwise from
-    places where they are attached for a moment. The result is the same."""
+    """The overlay gets its layers as descriptors where the kernel accepts them, and otherwise from
+    temporary mount points. The result is the same."""
     lower = []
     for number in range(layers):
         folder = tmp_path / f"layers/{number:02}-{'x' * 40}/fs"

@@ -241,7 +241,8 @@ def _removed(group: Path) -> bool:
 
 
 def test_a_program_of_an_exec_is_never_a_file_of_the_host(box: Box) -> None:
-    """CVE-2019-5736: nor can a container's program be written to."""
+    """CVE-2019-5736: an exec of a script whose interpreter is /proc/self/exe fails and runs no
+    program of the host."""
     (box.image / "bin/evil").write_text("#!/proc/self/exe\n")
     (box.image / "bin/evil").chmod(0o755)
     with box.running() as (created, request):

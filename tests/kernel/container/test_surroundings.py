@@ -52,7 +52,8 @@ def test_a_container_starts_under_a_low_limit_of_open_files(box: Box) -> None:
 
 
 def test_a_container_starts_without_stdio_of_the_caller(box: Box, tmp_path: Path) -> None:
-    """The caller's 0, 1 and 2 are closed, so descriptors of the runtime get these numbers."""
+    """A container starts although its caller has closed the descriptors 0, 1 and 2, so that
+    descriptors of the runtime get these numbers."""
 
     def work() -> None:
         for number in (0, 1, 2):
@@ -100,8 +101,8 @@ def test_a_container_starts_from_a_deleted_working_directory(box: Box, tmp_path:
 
 
 def test_a_container_starts_from_a_thread_beside_others(box: Box) -> None:
-    """The launcher is spawned, never forked from Python, so other threads do not matter, nor
-    does the starting one."""
+    """A container starts from any thread, whatever other threads run: the launcher is spawned,
+    never forked from Python."""
     outputs: list[str] = []
     stop = threading.Event()
     noise = [threading.Thread(target=lambda: stop.wait(30)) for _ in range(8)]
@@ -151,7 +152,8 @@ def test_many_containers_start_at_once(tmp_path: Path) -> None:
 
 
 def with_step_at(box: Box, point: str) -> CreateRequest:
-    """Return a request with a step of the parent at that point, of the kind STEPS[point]."""
+    """Return a request by whose start the parent does a step of the kind STEPS[point] at the sync
+    point `point`."""
     box.config["root"]["path"] = str(box.image)
     if point == "before-identity":
         identical = [{"containerID": 0, "hostID": 0, "size": 65536}]

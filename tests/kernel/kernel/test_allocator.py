@@ -21,8 +21,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 def faults(before: str) -> int:
-    """Return page faults while blocks are allocated, written and freed again and again after
-    `before`."""
+    """Return the number of page faults while blocks are allocated, written and freed repeatedly,
+    after the Python code `before` has run."""
     done = subprocess.run(
         [sys.executable, "-c", FAULTS % before], stdout=subprocess.PIPE, text=True, check=True
     )

@@ -1,5 +1,5 @@
-"""The thin layer over the kernel, on the kernel: descriptors, mounts, namespaces, processes,
-credentials, limits."""
+"""Tests pyrunc's wrappers of system calls on the real kernel: descriptors, mounts, namespaces,
+processes, credentials, limits."""
 
 from __future__ import annotations
 
@@ -154,7 +154,8 @@ class TestMounts:
         os.close(number)
 
     def test_a_clone_that_cannot_be_made_read_only_is_closed(self, tmp_path: Path) -> None:
-        """mount_setattr(2) takes at most one kind of propagation."""
+        """When mount_setattr(2) fails, the clone is closed. It fails here because it takes at most
+        one kind of propagation."""
         before = os.listdir("/proc/self/fd")
         with pytest.raises(KernelError) as caught:
             mount.open_read_only_clone(tmp_path, propagation=MS_PRIVATE | MS_SHARED)

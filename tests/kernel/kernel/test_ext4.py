@@ -45,8 +45,8 @@ def group_of(path: Path, image: Path) -> int:
 def test_pods_and_containers_folders_are_spread_on_an_ext4_without_a_journal(
     tmp_path: Path,
 ) -> None:
-    """This applies also to an existing folder of an earlier version, whose other attributes stay;
-    all folders can be removed as before."""
+    """Folders of pods and containers get the attribute `T`, also an existing folder of an earlier
+    version, which keeps its other attributes. All folders can be removed as before."""
     image = make_ext4(tmp_path / "disk", *GROUPS_OF_1024_INODES, "-O", "^has_journal")
     with mounted(tmp_path, "-o", "loop", image) as disk:
         (disk / "root/sandboxes").mkdir(parents=True)

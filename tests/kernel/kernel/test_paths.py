@@ -16,7 +16,7 @@ from pyrunc.kernel import path as paths
 
 
 def os_open(path: Path | str) -> int:
-    """Return a descriptor to resolve beneath."""
+    """Return an O_PATH descriptor of a directory, beneath which a test resolves paths."""
     return os.open(path, os.O_PATH | os.O_DIRECTORY)
 
 
@@ -45,7 +45,7 @@ def tree(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def root(tree: Path) -> Iterator[int]:
-    """Provide a descriptor of `root`."""
+    """Provide a descriptor of the folder `root` of `tree`."""
     fd = os_open(tree / "root")
     yield fd
     os.close(fd)

@@ -37,8 +37,8 @@ async def pod(tmp_path: Path) -> AsyncIterator[TestPod]:
 
 @contextmanager
 def process_with(pid: int, group: str) -> Iterator[None]:
-    """Make a waiting process with this pid in the cgroup, which must not be killed. Raises
-    FileExistsError when another process has the number."""
+    """Run a process with this pid in the cgroup during the block; fail if anything has killed it.
+    Raises FileExistsError when another process has the pid."""
     pids, folder = buffer(struct.pack("<i", pid)), os.open(group, os.O_PATH)
     arguments = struct.pack(
         "<11Q", CLONE_INTO_CGROUP, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, address(pids), 1, folder
@@ -93,8 +93,8 @@ def test_members_of_a_session_outlive_its_leader() -> None:
 
 
 def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> None:
-    """Between the list of a cgroup's processes and the signal a number may pass to a process of
-    another group."""
+    """A process gets no signal if it is not in the cgroup at the time of the signal: a listed pid
+    may belong to a process of another cgroup by then."""
     group = Cgroup(f"/pid-reuse-{os.getpid()}", "cgroupfs")
     group.create()
     try:
@@ -113,8 +113,8 @@ def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> 
 
 
 def test_a_jobs_descendants_are_identified_by_more_than_their_pids() -> None:
-    """A process that was listed below a job gets no signal if it is another process's child by
-    then."""
+    """A process that was listed as a job's descendant gets no signal if its parent is another
+    process at the time of the signal."""
     with (
         subprocess.Popen(["sleep", "1000"]) as foreign,
         subprocess.Popen(["sleep", "1000"]) as job,

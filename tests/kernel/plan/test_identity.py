@@ -374,8 +374,8 @@ def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_early_filter_may_forbid_getcwd(box: Box) -> None:
-    """Without no_new_privs the filter is loaded before the change of user; the working directory
-    was checked before."""
+    """The container starts under a seccomp filter that forbids getcwd. Without no_new_privs the
+    filter is loaded before the change of user, but after the check of the working directory."""
     box.process["noNewPrivileges"] = False
     box.process["cwd"] = "/tmp"
     box.linux["seccomp"] = {
@@ -400,7 +400,8 @@ def test_a_process_has_its_memory_policy(box: Box) -> None:
 
 
 def test_a_listener_is_sent_to_the_agent(box: Box, tmp_path: Path) -> None:
-    """A container and an exec; the agent answers their mkdir by itself."""
+    """A container and an exec each send the agent their seccomp listener, with the configured
+    metadata and the state."""
     import array
     import json
     import socket

@@ -235,7 +235,8 @@ def test_a_swapped_folder_never_leads_outside(box: Box, data: Path, tmp_path: Pa
 
 
 def _empty(volume: Path) -> None:
-    """Remove the files that a container made, under the folder's present name."""
+    """Remove the directories that a container made in `d`, which a swap may have renamed to
+    `link`."""
     for path in ("d/x/y", "d/x", "link/x/y", "link/x"):
         try:
             (volume / path).rmdir()
@@ -451,8 +452,9 @@ def in_namespace(check: object) -> None:
 
 
 def test_a_source_in_another_mount_namespace_is_refused(box: Box, tmp_path: Path) -> None:
-    """The link leads to a folder below /proc/PID/root, which the kernel does not bind. On the host
-    another folder has the same path; it is not mounted instead."""
+    """A source that is a link to a folder below /proc/PID/root, in another mount namespace, is
+    refused, because the kernel does not bind it. The folder of the same path on the host is not
+    mounted instead."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "file").write_text("of the host\n")
@@ -589,8 +591,8 @@ def test_a_tmpfs_that_is_too_small_for_its_copy_is_an_error(box: Box) -> None:
 
 
 def test_the_hosts_root_can_be_a_volume(box: Box, tmp_path: Path) -> None:
-    """The volume shows all of the host, and nothing of the container, whose root is attached on top
-    of `/` meanwhile."""
+    """A volume of the host's `/` shows all of the host and nothing of the container, although the
+    container's root is attached on top of `/` during the mount."""
     link = tmp_path / "to-root"
     link.symlink_to("/")
     box.bind(Path("/"), "/host", "rbind", "rslave", "ro")

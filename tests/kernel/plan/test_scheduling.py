@@ -27,7 +27,7 @@ MEMORY = {
 
 
 def attributes(pid: int) -> dict[str, int]:
-    """Return the attributes that sched_getattr(2) has."""
+    """Return the scheduling attributes of a process, as sched_getattr(2) reports them."""
     buffer = ctypes.create_string_buffer(48)
     assert _syscall(arch().syscalls["sched_getattr"], pid, buffer, 48, 0) == 0
     names = ("size", "policy", "flags", "nice", "priority", "runtime", "deadline", "period")

@@ -1,5 +1,5 @@
-"""Runs the real launcher, of this machine or of arm64 under qemu-user, on bytes: also on bytes
-that no assembler makes."""
+"""Runs the real launcher, of this machine or of arm64 under qemu-user, with programs as bytes, also
+with bytes that no assembler makes."""
 
 from __future__ import annotations
 

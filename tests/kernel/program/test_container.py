@@ -202,7 +202,7 @@ WATCH = "for round in $(busybox seq 60); do busybox ls -l /proc/[0-9]*/fd 2>/dev
 
 def visitor(dumpable: bool, lingers_ns: int) -> Program:
     """Return a program that joins the pid and mount namespaces of descriptor 3, becomes uid 1000
-    there, waits, and executes."""
+    there, waits `lingers_ns`, and executes busybox."""
     a = Assembler()
     macros.prologue(a)
     a.sys("prctl", PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
@@ -224,7 +224,9 @@ def visitor(dumpable: bool, lingers_ns: int) -> Program:
 def test_no_process_inside_can_inspect_a_newcomer_before_execve(
     image: Path, dumpable: bool
 ) -> None:
-    """CVE-2016-9962; a dumpable process proves that this test would see it."""
+    """CVE-2016-9962: a process of the container cannot inspect the entering process before its
+    execve. It can if that process is `dumpable`, which proves that the test would see an
+    inspection."""
     began = time.monotonic_ns()
     subprocess.run(
         [image / "lower/bin/busybox", "ls", "-l", "/proc/self/fd"],

@@ -56,7 +56,7 @@ def waiting() -> Program:
 
 
 def output(program: Program, fds: Mapping[int, int] | None = None) -> str:
-    """Return standard output of a program whose launcher executes the payload itself."""
+    """Run a program whose payload replaces the launcher itself, and return its standard output."""
     read, write = os.pipe()
     try:
         with launch(program, stdio=(0, write, 2), fds=fds) as running:

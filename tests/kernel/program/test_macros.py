@@ -1,5 +1,5 @@
-"""Effects of the macros on a real file system, in mount namespaces of their own, also while
-another process swaps names."""
+"""Tests the effects of the launcher macros (pyrunc.program.macros) on a real file system, in
+separate mount namespaces, also while another process swaps names."""
 
 from __future__ import annotations
 

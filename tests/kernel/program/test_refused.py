@@ -55,7 +55,7 @@ OPERATIONS = 6
 
 
 def refused(raw: bytes | bytearray, machine: str) -> tuple[int, int]:
-    """Return (operation, reason) with which the launcher refused it."""
+    """Return the operation at which the launcher refused the program, and the reason."""
     ended = run(bytes(raw), machine)
     assert ended.status == 126, ended
     ((tag, index, reason, extra),) = ended.messages

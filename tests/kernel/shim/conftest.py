@@ -1,4 +1,4 @@
-"""Provides a shim of the test with a pod."""
+"""Provides a shim with a pod for each test."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class TestPod:
             self._zygote = None
 
     def container(self, name: str, *args: str, **launch: Any) -> None:
-        """Write the files of a container that runs `args`; a single one is a shell script."""
+        """Write the files of a container that runs `args`; a single argument is a shell script."""
         directory = self.containers / name
         directory.mkdir()
         args = ("/bin/sh", "-c", args[0]) if len(args) == 1 else args

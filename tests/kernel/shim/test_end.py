@@ -23,7 +23,8 @@ WITHOUT_CALL = "tests.kernel.shim.starter:WithoutEndShim"
 
 @contextlib.asynccontextmanager
 async def server_of_another_version(pod: TestPod, shims: Path) -> AsyncIterator[ShimProcesses]:
-    """Start a server's shims in the folder `shims`, where it finds the pod's shim, too."""
+    """Start a server's shims in the folder `shims`, where the pod's shim has a link and counts as
+    one of another version."""
     shims.mkdir()
     (shims / "outdated").symlink_to(pod.shim)
     processes = ShimProcesses(pod.zygote, shims, count=1)

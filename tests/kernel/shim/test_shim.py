@@ -539,7 +539,8 @@ async def _ready(pod: TestPod, name: str, script: str) -> None:
 
 
 def _with_gate(pod: TestPod, name: str, how: str = "gate") -> Path:
-    """Returns a container whose start waits until the gate is opened."""
+    """Writes a container whose start waits until the test opens a named pipe; returns the pipe's
+    path."""
     os.mkfifo(gate := pod.folder / "gate")
     pod.container(name, "exit 0", process={how: str(gate)})
     return gate

@@ -16,7 +16,7 @@ OPTIONS = "loop,commit=300"  # the journal is committed by fsync(2) alone
 
 
 def after_a_power_cut(image: Path, place: Path) -> list[bytes]:
-    """Return the contents of all records."""
+    """Return the contents of all records that a power cut would leave on the disk."""
     copy = snapshot(image, image.with_name("after"))
     place.mkdir(exist_ok=True)
     subprocess.run(["mount", "-o", OPTIONS, copy, place], check=True)

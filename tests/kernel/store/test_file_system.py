@@ -22,7 +22,8 @@ Mount = Callable[..., None]
 
 @pytest.fixture
 def mount() -> Iterator[Mount]:
-    """mount(8); the place is made."""
+    """Provide a function that mounts with mount(8) and makes the mount point; unmount everything at
+    the end."""
     mounts: list[Path] = []
 
     def mount(place: Path, *words: object) -> None:

@@ -373,7 +373,8 @@ async def test_unexpected_descriptors_of_a_job_are_closed(zygote: Zygote, functi
 
 
 async def test_a_jobs_message_in_a_memfd_is_not_read(zygote: Zygote) -> None:
-    """The server would parse up to 64 MiB of a compromised job's choice in its event loop."""
+    """A job's message in a memfd is refused: the server would otherwise parse up to 64 MiB of a
+    compromised job's choice in its event loop."""
     before = descriptors(os.getpid())
     with pytest.raises(PeerError, match="was truncated"):
         await zygote.run(f"{HERE}:send_memfd")

@@ -11,7 +11,7 @@ SOURCE = Path(__file__).parent
 
 
 def goclient() -> Path:
-    """Return the program's path."""
+    """Return the path of the Go client, which the first call builds."""
     sources = b"".join((SOURCE / name).read_bytes() for name in ("main.go", "go.mod", "go.sum"))
     program = toolchain.cache() / "goclient" / hashlib.sha256(sources).hexdigest()[:16] / "goclient"
     if not program.exists():

@@ -15,7 +15,7 @@ NEW, OLD = "v0.12.3", "v0.11.0"
 
 
 def plugin(version: str) -> Path:
-    """Return the program, on this version of the module."""
+    """Return the path of the Go plugin, built on this version of NRI's module."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     program = toolchain.cache() / "nri" / f"{version}-{digest}" / "plugin"
     if not program.exists():
@@ -32,5 +32,6 @@ def plugin(version: str) -> Path:
 
 
 def both() -> list[Path]:
-    """Return the paths of both programs."""
+    """Return the paths of the Go plugin on the newest version of NRI's module and on the one before
+    it."""
     return [plugin(version) for version in (NEW, OLD)]

@@ -69,8 +69,9 @@ def test_a_link_that_came_into_the_path_is_an_error(tree: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["another file system", "folder of the same file system", "file"])
 def test_mounts_below_a_volume_keep_their_labels(tree: Path, tmp_path: Path, kind: str) -> None:
-    """The mounts are in their own mount namespace. A bind of the same file system has the
-    volume's st_dev, and a file's mount is no folder: the path of either leads out of the volume."""
+    """Relabelling leaves out mounts inside the volume. A bind of the same file system has the
+    volume's st_dev, and a bind-mounted file is no folder, but both lead out of the volume. The test
+    makes them in a separate mount namespace."""
     place, source = {
         "another file system": (tree / "folder/deep", "-t tmpfs t"),
         "folder of the same file system": (tree / "folder/deep", f"--bind {tmp_path}/outside"),
