@@ -2,8 +2,7 @@
 entries.
 
 Classes: seccomp bypass by the x32 and i386 tables, TIOCSTI (CVE-2016-2568 kin), keyrings (shared
-session keys), S-21 (calls that the server's default profile, capabilities and no-new-privileges
-allow).
+session keys), calls that the server's default profile, capabilities and no-new-privileges allow.
 """
 
 from __future__ import annotations
@@ -155,9 +154,9 @@ true
 
 
 def test_attempts_of_a_container_with_default_settings_fail(runtime: Runtime) -> None:
-    """S-21: the container has the default profile, the default capabilities of `spec`, read-only
-    and masked paths. Each of these attempts fails, and the host's name stays the same (a fixture
-    checks it around each test)."""
+    """The container has the default profile, the default capabilities of `spec`, read-only and
+    masked paths. Each of these attempts fails, and the host's name stays the same (a fixture checks
+    it around each test)."""
     profile = runtime_default([], platform.machine())
     out = runtime.shell(
         CONTAINED, seccomp=profile, maskedPaths=[*MASKED_PATHS], readonlyPaths=READONLY_PATHS
@@ -203,9 +202,8 @@ def test_no_new_privileges_applies_to_exec(runtime: Runtime, rootfs: Path) -> No
 
 
 def test_errors_have_no_escape_sequences_of_a_container(runtime: Runtime) -> None:
-    """Section 10.9: names from configurations appear in error messages and logs and have escape
-    sequences. No control character reaches the caller's terminal, and the JSON log has one object
-    per line."""
+    """Names from configurations appear in error messages and logs and have escape sequences. No
+    control character reaches the caller's terminal, and the JSON log has one object per line."""
     evil = "\x1b]0;owned\x07\x1b[2J\r\nlevel=info msg=fake"
     log = runtime.folder / "log.json"
     for change in ({"args": [evil]}, {"cwd": "/" + evil}, {"env": [evil.replace("=", "")]}):
@@ -224,8 +222,8 @@ def test_errors_have_no_escape_sequences_of_a_container(runtime: Runtime) -> Non
 
 
 def test_tables_have_no_escape_sequences_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Section 10.9: a process chooses its own arguments, an image its names; `pyrunc-cri run` and
-    `ps` print them. None of their control characters is printed, and the columns stay aligned."""
+    """A process chooses its own arguments, an image its names; `pyrunc-cri run` and `ps` print
+    them. None of their control characters is printed, and the columns stay aligned."""
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as process:
         arguments = Path(f"/proc/{process.pid}/cmdline")

@@ -101,9 +101,9 @@ def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
 
 
 def test_a_process_has_only_its_three_descriptors(runtime: Runtime, tmp_path: Path) -> None:
-    """S-10: the caller leaks thirty folders, for run, exec, create and start, on a terminal, with
-    sysctls and a filter. The kernel lists 0, 1, 2 inside (and the descriptor of the list), or
-    exactly the preserved ones."""
+    """The caller leaks thirty folders, for run, exec, create and start, on a terminal, with sysctls
+    and a filter. The kernel lists 0, 1, 2 inside (and the descriptor of the list), or exactly the
+    preserved ones."""
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["close_range"], "action": "SCMP_ACT_ERRNO"}],
@@ -159,9 +159,9 @@ def of_the_host(pid: int) -> list[str]:
 
 @pytest.mark.parametrize("nnp", [True, False])
 def test_a_created_container_has_no_descriptor_of_the_host(runtime: Runtime, nnp: bool) -> None:
-    """Section 0.3: a created container may wait for long, and a neighbour with CAP_SYS_PTRACE could
-    take its descriptors. Every descriptor above 2 is a socket: there is no folder of the host's
-    cgroup tree and no procfs of the host's pids."""
+    """A created container may wait for long, and a neighbour with CAP_SYS_PTRACE could take its
+    descriptors. Every descriptor above 2 is a socket: there is no folder of the host's cgroup tree
+    and no procfs of the host's pids."""
 
     def change(config: Config) -> None:
         config["process"]["noNewPrivileges"] = nnp
@@ -183,9 +183,9 @@ def test_a_created_container_has_no_descriptor_of_the_host(runtime: Runtime, nnp
 
 
 def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> None:
-    """Section 0.3 for exec: strace stops the process in the container's pid namespace long before
-    its execve, and the test inspects it from outside. It has no descriptor of a mount outside of
-    the container."""
+    """During an exec strace stops the process in the container's pid namespace long before its
+    execve, and the test inspects it from outside. It has no descriptor of a mount outside of the
+    container."""
     box = runtime.box("sleep", "60").up()
     namespace = os.readlink(f"/proc/{box.pid}/ns/pid")
     slow = slowly(runtime, ["capset"], 800)
@@ -238,9 +238,9 @@ def inner_pid(box: Box) -> int:
 
 
 def test_a_created_container_shows_no_arguments_of_the_caller(runtime: Runtime) -> None:
-    """Section 10.6: a waiting process shows /proc/PID/cmdline to its neighbours. Before execve it
-    has neither arguments nor environment of the caller or of the program, only the launcher's own
-    two arguments."""
+    """A waiting process shows /proc/PID/cmdline to its neighbours. Before execve it has neither
+    arguments nor environment of the caller or of the program, only the launcher's own two
+    arguments."""
     box = runtime.box(
         "true", "secret-argument", change=lambda c: c["process"]["env"].append("SECRET=configured")
     )

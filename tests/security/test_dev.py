@@ -143,8 +143,8 @@ def test_a_swapped_null_is_not_used_as_a_mask(
 def test_a_file_in_place_of_a_default_device_is_refused(
     runtime: Runtime, rootfs: Path, canary: Canary, make: Callable[[Path], object], name: str
 ) -> None:
-    """S-08: an image without a /dev mount has its own file in a default device's place. The
-    runtime refuses it: it is not taken for the device, and a link is not followed to the host."""
+    """An image without a /dev mount has its own file in a default device's place. The runtime
+    refuses it: it is not taken for the device, and a link is not followed to the host."""
     if name == "zero" and make is _zero:
         return
     make(rootfs / "dev" / name)

@@ -90,9 +90,9 @@ def test_executables_cannot_be_overwritten_through_another_process(runtime: Runt
 
 
 def test_a_created_container_runs_a_sealed_memfd(runtime: Runtime) -> None:
-    """Section 0.4: between create and start a process waits in the container. Its executable is a
-    memfd with all four seals, neither a file of the host nor the interpreter, and not even root of
-    the host can open it for writing."""
+    """Between create and start a process waits in the container. Its executable is a memfd with all
+    four seals, neither a file of the host nor the interpreter, and not even root of the host can
+    open it for writing."""
     box = runtime.box("true")
     box.create().ok()
     exe = f"/proc/{box.pid}/exe"
@@ -108,9 +108,8 @@ def test_a_created_container_runs_a_sealed_memfd(runtime: Runtime) -> None:
 def test_a_process_in_the_container_opens_no_code_before_execve(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """Section 0.5, S-20: the test traces the process after it entered the container's mounts.
-    Between setns or pivot_root and execve it opens no code: no *.py, no *.so, no nsswitch, locale
-    or codec."""
+    """The test traces the process after it entered the container's mounts. Between setns or
+    pivot_root and execve it opens no code: no *.py, no *.so, no nsswitch, locale or codec."""
     calls = "openat,openat2,open,execve,execveat,setns,pivot_root,clone3"
     one, two = traced(runtime, tmp_path / "run", calls), traced(runtime, tmp_path / "exec", calls)
     box, other = runtime.box("true"), runtime.box("sleep", "60").up()
@@ -150,8 +149,8 @@ def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
 
 
 def test_a_thousand_execs_beside_an_attacker_change_no_executable(runtime: Runtime) -> None:
-    """S-09, short: the container searches for entering processes during the execs. Whether it finds
-    them in time or not, the executables of the host stay the same."""
+    """During the execs the container searches for entering processes. Whether it finds them in time
+    or not, the executables of the host stay the same."""
     before = fingerprint()
     box = runtime.box("probe", "overwrite", "60").up()
     deadline = time.monotonic() + 1.5

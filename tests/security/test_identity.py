@@ -88,9 +88,8 @@ def test_a_file_with_an_inheritable_capability_adds_no_capability(
 
 @pytest.mark.parametrize("user", [0, 1000])
 def test_the_kernel_shows_the_configured_capabilities(runtime: Runtime, user: int) -> None:
-    """Section 6: for root and a user, with and without ambient capabilities, the kernel's sets
-    equal those of the configuration bit by bit. An ambient capability that is not inheritable is
-    not raised."""
+    """For root and a user, with and without ambient capabilities, the kernel's sets equal those of
+    the configuration bit by bit. An ambient capability that is not inheritable is not raised."""
     one, two, three = "CAP_CHOWN", "CAP_KILL", "CAP_NET_RAW"
     for permitted, inheritable, ambient, expected in (
         ([], [], [], (0, 0)),
@@ -150,8 +149,8 @@ def test_a_user_must_be_a_whole_number(runtime: Runtime) -> None:
 def test_ids_of_the_configuration_must_be_32_bit_integers(
     runtime: Runtime, user: dict[str, Any]
 ) -> None:
-    """Section 10.2: JSON's true, floats and large numbers are no ids, and nothing is cut to 32
-    bits. The runtime refuses them with one line of error (null means the default)."""
+    """JSON's true, floats and large numbers are no ids, and nothing is cut to 32 bits. The runtime
+    refuses them with one line of error (null means the default)."""
     result = runtime.run("id", "-u", change=lambda c: c["process"].update(user=user))
     assert (
         result.code != 0 and "Traceback" not in result.err and len(result.err.splitlines()) == 1
@@ -214,9 +213,9 @@ def _long_line(path: Path) -> None:
 def test_a_hostile_passwd_does_no_harm(
     runtime: Runtime, rootfs: Path, canary: Canary, kind: str
 ) -> None:
-    """CVE-2025-4437, CVE-2026-47262, S-07: the image's /etc/passwd, in which the runtime looks for
-    HOME, is a pipe, a device, a gigabyte, or a link to the host. The start ends in time, with
-    little memory, HOME is `/`, and inotify reports no open of the device or the canary."""
+    """CVE-2025-4437, CVE-2026-47262: the image's /etc/passwd, in which the runtime looks for HOME,
+    is a pipe, a device, a gigabyte, or a link to the host. The start ends in time, with little
+    memory, HOME is `/`, and inotify reports no open of the device or the canary."""
     passwd = rootfs / "etc/passwd"
     passwd.unlink()
     watched: list[Path] = []

@@ -298,8 +298,8 @@ def test_links_in_sources_are_followed_by_create(runtime: Runtime, tmp_path: Pat
 
 
 def test_mounts_of_the_container_do_not_reach_the_host(runtime: Runtime, tmp_path: Path) -> None:
-    """S-08: a container with CAP_SYS_ADMIN mounts over its volumes and its root. The host's mount
-    table stays the same before, during and after (the ledger counts mounts, too)."""
+    """A container with CAP_SYS_ADMIN mounts over its volumes and its root. The host's mount table
+    stays the same before, during and after (the ledger counts mounts, too)."""
     (tmp_path / "v").mkdir()
     before = Path("/proc/self/mountinfo").read_text()
 

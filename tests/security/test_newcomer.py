@@ -100,8 +100,8 @@ def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
 def test_a_process_is_not_dumpable_after_the_change_of_ids(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """Section 0.6: /proc/PID of a waiting process with user 1000 belongs to root, which is how the
-    kernel shows that it is not dumpable (proc(5))."""
+    """/proc/PID of a waiting process with user 1000 belongs to root, which is how the kernel shows
+    that it is not dumpable (proc(5))."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}

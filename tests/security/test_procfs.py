@@ -197,9 +197,9 @@ def test_sysctls_are_not_written_through_the_containers_proc(
 
 
 def test_sysctls_are_written_through_a_detached_procfs(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52881, section 0.2: the trace of system calls shows that openat2 opens the file
-    relative to a descriptor of a detached procfs root, with NO_XDEV, NO_SYMLINKS and BENEATH, and
-    that no file below /proc is opened by its path inside."""
+    """CVE-2025-52881: the trace of system calls shows that openat2 opens the file relative to a
+    descriptor of a detached procfs root, with NO_XDEV, NO_SYMLINKS and BENEATH, and that no file
+    below /proc is opened by its path inside."""
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat,openat2,write,pivot_root")
     linux = {"sysctl": {"net.ipv4.ip_forward": "1"}}
@@ -322,15 +322,15 @@ def test_a_sysctl_needs_a_namespace_of_the_container(runtime: Runtime) -> None:
 
 
 def test_a_container_has_only_its_own_procfs(runtime: Runtime) -> None:
-    """Section 0.2: no descriptor of the runtime's procfs is left in the container. Pid 1 of its
-    /proc is the container, and no further descriptor is open."""
+    """No descriptor of the runtime's procfs is left in the container. Pid 1 of its /proc is the
+    container, and no further descriptor is open."""
     script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/1/comm"
     out = runtime.shell(script, sysctl={"net.ipv4.ip_forward": "1"}).out
     assert out.split()[0] == "4" and int(out.split()[1]) <= 4, out
 
 
 def test_a_container_cannot_write_to_the_machines_part_of_proc(runtime: Runtime) -> None:
-    """S-21: with the paths of `spec`, root of the container can change no setting of the machine in
+    """With the paths of `spec`, root of the container can change no setting of the machine in
     /proc. Each write fails."""
     places = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe",
         "/proc/irq/default_smp_affinity",
@@ -345,9 +345,9 @@ def test_a_container_cannot_write_to_the_machines_part_of_proc(runtime: Runtime)
 
 
 def test_a_container_cannot_mount_an_uncovered_procfs(runtime: Runtime) -> None:
-    """S-21: in a container with CAP_SYS_ADMIN in its own user namespace a fresh procfs would show
-    the masked files (mount_too_revealing). The kernel refuses the mount, because our procfs is
-    partly covered."""
+    """In a container with CAP_SYS_ADMIN in its own user namespace a fresh procfs would show the
+    masked files (mount_too_revealing). The kernel refuses the mount, because our procfs is partly
+    covered."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}

@@ -1,5 +1,4 @@
-"""Attacks on the parent's half of a start by the process that it starts: section 5, "sync
-integrity" (CVE-2021-43784's family).
+"""Attacks on the parent's half of a start by the process that it starts (CVE-2021-43784's family).
 
 After pivot_root the process runs in the container, where a neighbour with CAP_SYS_PTRACE could
 control it. Here a program that sends the test's messages on the launcher's socket replaces the

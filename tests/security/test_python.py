@@ -1,5 +1,4 @@
-"""Attacks with code of a container that must never run in the runtime: section 0.5, 10.1, 10.7 of
-the rules for a runtime in Python.
+"""Attacks with code of a container that must never run in the runtime.
 
 The image is full of modules, libraries and configuration that an interpreter or libc would load,
 each of which would leave a mark; so is the folder in which the runtime is called.
@@ -79,10 +78,10 @@ def mark(tmp_path: Path, rootfs: Path) -> Path:
 
 
 def test_no_module_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: Path) -> None:
-    """Section 0.5: the test runs every way through the runtime: run, create and start, exec, a
-    terminal, a filter, hooks, unknown users, and errors (which load traceback and linecache),
-    called in a trapped folder, with PYTHONPATH in the container's environment and the caller's. The
-    mark exists neither on the host nor in the image."""
+    """The test runs every way through the runtime: run, create and start, exec, a terminal, a
+    filter, hooks, unknown users, and errors (which load traceback and linecache), called in a
+    folder with the traps, with PYTHONPATH in the container's environment and the caller's. The mark
+    exists neither on the host nor in the image."""
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["reboot"], "action": "SCMP_ACT_ERRNO"}],
@@ -138,8 +137,8 @@ def test_no_module_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark
 
 
 def test_the_interpreter_runs_in_isolated_mode(runtime: Runtime) -> None:
-    """Section 10.7: the first line of the script has `-I` and `-S` (or a program starts the
-    interpreter), and only root can write to the script and its package."""
+    """The first line of the script has `-I` and `-S` (or a program starts the interpreter), and
+    only root can write to the script and its package."""
     program = Path(runtime.program[0])
     first = program.read_bytes()[:64].split(b"\n")[0]
     if first.startswith(b"#!"):
@@ -164,9 +163,9 @@ BANNED = {"shutil", "tempfile", "glob", "pathlib"}
 
 
 def test_modules_for_a_containers_files_join_no_paths() -> None:
-    """Section 0.1 as a rule about the source: modules that touch a container's files import no path
-    functions and never join a path to the root's. The test reads their syntax trees; os.path.join
-    is only for the bundle and for our own program."""
+    """Modules that touch a container's files import no path functions and never join a path to the
+    root's. The test reads their syntax trees; os.path.join is only for the bundle and for our own
+    program."""
     files = [
         f
         for name in NEAR_ROOTS

@@ -1,9 +1,8 @@
 """Attacks with requests that must be carried out exactly or refused: huge, malformed and ambiguous
 configurations, names with path tricks, hostile files.
 
-Classes: CVE-2021-43784 (a length that overflows), section 10.2 (Python's leniency with numbers),
-10.10 (sizes), S-19 (files that are pipes and devices), container ids, annotations (CVE-2024-3154 is
-in test_server).
+Classes: CVE-2021-43784 (a length that overflows), Python's leniency with numbers, sizes, files that
+are pipes and devices, container ids, annotations (CVE-2024-3154 is in test_server).
 """
 
 from __future__ import annotations
@@ -99,8 +98,8 @@ def test_a_nul_in_any_text_is_refused(runtime: Runtime, path: str) -> None:
     ],
 )  # fmt: skip
 def test_a_configuration_that_is_no_object_is_refused(runtime: Runtime, text: str) -> None:
-    """Section 10.2, 10.10: Python's JSON would accept these documents or recurse into them. The
-    command fails with a clean error."""
+    """Python's JSON would accept these documents or recurse into them. The command fails with a
+    clean error."""
     box = runtime.box("true")
     (box.folder / "config.json").write_text(text)
     clean(box.create())
@@ -128,9 +127,8 @@ def test_a_configuration_that_is_no_object_is_refused(runtime: Runtime, text: st
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_type_are_refused(runtime: Runtime, path: str, value: Any) -> None:
-    """Section 10.2: `true` is no number, 1 is no truth, and no value is cut to 32 bits or taken
-    letter by letter. The command fails: a protection with an invalid value is never silently
-    off."""
+    """`true` is no number, 1 is no truth, and no value is cut to 32 bits or taken letter by letter.
+    The command fails: a protection with an invalid value is never silently off."""
 
     def change(config: Config) -> None:
         target: Any = config
@@ -199,8 +197,8 @@ def test_ids_with_path_tricks_are_refused(runtime: Runtime, tmp_path: Path) -> N
 def test_files_that_are_no_regular_files_are_refused(
     runtime: Runtime, tmp_path: Path, kind: str
 ) -> None:
-    """S-19: config.json and --process are an endless device, a folder, or a circle of links. The
-    command fails in time, with bounded memory (300 MB of address space)."""
+    """config.json and --process are an endless device, a folder, or a circle of links. The command
+    fails in time, with bounded memory (300 MB of address space)."""
     place = tmp_path / "what"
     if kind == "folder":
         place.mkdir()
@@ -225,8 +223,8 @@ def test_files_that_are_no_regular_files_are_refused(
 
 
 def test_a_tampered_state_does_not_signal_another_process(runtime: Runtime) -> None:
-    """Section 10.8: a state.json names another process (a pid that was used again). kill and delete
-    do not signal it, because its start time differs."""
+    """A state.json names another process (a pid that was used again). kill and delete do not signal
+    it, because its start time differs."""
     victim = subprocess.Popen(["sleep", "60"])
     # The unit of start times. A container starts within one unit; a pid is not used again within
     # one unit.

@@ -105,9 +105,9 @@ def test_the_server_has_no_abstract_sockets(server: Server, pod: str) -> None:
 
 
 def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) -> None:
-    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621, S-11, S-12: the folders existed before with
-    mode 0777, and the server was started under umask 0. For uid 65534 every connect and every
-    listing fails with EACCES, and no folder has a mode above 0711."""
+    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621: the folders existed before with mode 0777,
+    and the server was started under umask 0. For uid 65534 every connect and every listing fails
+    with EACCES, and no folder has a mode above 0711."""
     container = server.launch(pod, container_config(server))
     folders = [server.root, server.state, *(p for p in server.state.rglob("*") if p.is_dir()),
                *(p for p in server.root.glob("*/") if p.is_dir()),
@@ -154,8 +154,8 @@ def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) 
 
 
 def test_the_log_has_no_secrets_and_no_control_characters(server: Server, pod: str) -> None:
-    """Section 10.9, S-06: the server's log has neither values of environment variables nor escape
-    sequences from names."""
+    """The server's log has neither values of environment variables nor escape sequences from
+    names."""
     evil = "\x1b[2Jevil\x07"
     secret = f"secret-{os.urandom(8).hex()}"
     config = container_config(
@@ -214,10 +214,9 @@ def test_a_numeric_user_is_never_taken_for_a_name(server: Server, pod: str) -> N
 
 
 def test_hostile_account_files_do_no_harm(server: Server, pod: str, canary: Canary) -> None:
-    """CVE-2026-47262, CVE-2025-4437, S-07: /etc/passwd is a pipe, a device, a link to the host, a
-    link to a magic link, or has a million short lines. The server replies in time, its memory grows
-    by less than 64 MiB, the canary is untouched, and names that only the host's file has are
-    unknown."""
+    """CVE-2026-47262, CVE-2025-4437: /etc/passwd is a pipe, a device, a link to the host, a link to
+    a magic link, or has a million short lines. The server replies in time, its memory grows by less
+    than 64 MiB, the canary is untouched, and names that only the host's file has are unknown."""
     before = resident(server)
     hostile = {
         "pipe": build.LayerFile(kind=tarfile.FIFOTYPE),
@@ -491,8 +490,8 @@ def test_a_path_of_an_image_longer_than_path_max_is_refused(
 def test_links_at_etc_and_mount_points_do_not_reach_the_host(
     server: Server, pod: str, canary: Canary, target: str
 ) -> None:
-    """CVE-2024-5154, CVE-2022-23648, S-08: /etc, a volume's path and /var/run/secrets of the image
-    are links to the host. The canary is untouched; a requested mount shows its own content, or the
+    """CVE-2024-5154, CVE-2022-23648: /etc, a volume's path and /var/run/secrets of the image are
+    links to the host. The canary is untouched; a requested mount shows its own content, or the
     container is refused."""
     link = build.symlink(target.format(canary=canary.path))
     spec = image(
@@ -654,8 +653,8 @@ def test_endless_output_of_an_exec_is_cut(server: Server, pod: str) -> None:
 
 @pytest.mark.requirement("8.8")
 def test_seccomp_profiles_that_are_no_files_are_refused(server: Server, pod: str) -> None:
-    """S-19: seccomp profiles are a pipe, a device and a folder. The call fails with
-    INVALID_ARGUMENT at once."""
+    """Seccomp profiles are a pipe, a device and a folder. The call fails with INVALID_ARGUMENT at
+    once."""
     pipe = server.folder / "pipe"
     if not pipe.exists():
         os.mkfifo(pipe)
@@ -696,8 +695,8 @@ def test_a_pods_files_cannot_fill_the_state_directory(server: Server, pod: str) 
 
 
 def test_a_container_cannot_join_a_namespace_of_another_pod(server: Server, pod: str) -> None:
-    """S-22: a container demands the pid namespace of a container in another pod. The server refuses
-    the request."""
+    """A container demands the pid namespace of a container in another pod. The server refuses the
+    request."""
     mine = server.launch(pod, container_config(server))
     other = server.run_pod(host_network=True)
     options = api.NamespaceOption(pid=api.TARGET, target_id=mine, network=api.NODE)
@@ -708,9 +707,9 @@ def test_a_container_cannot_join_a_namespace_of_another_pod(server: Server, pod:
 
 
 def test_a_token_opens_only_its_own_stream_and_only_once(server: Server, pod: str) -> None:
-    """S-13: the token of an exec is used for another kind, twice, or guessed by a container with
-    host networking. No such request is upgraded (404 or similar), and unknown and used tokens have
-    the same response."""
+    """The token of an exec is used for another kind, twice, or guessed by a container with host
+    networking. No such request is upgraded (404 or similar), and unknown and used tokens have the
+    same response."""
     container = server.launch(pod, container_config(server))
     url = server.runtime.Exec(
         api.ExecRequest(container_id=container, cmd=["true"], stdout=True)
@@ -756,7 +755,8 @@ def test_a_token_opens_only_its_own_stream_and_only_once(server: Server, pod: st
 
 
 def test_a_container_of_the_server_has_only_its_stdio(server: Server, pod: str) -> None:
-    """S-10 by CRI: the kernel lists the descriptors 0, 1, 2 inside a container and an ExecSync."""
+    """The kernel lists only the descriptors 0, 1 and 2 inside a container of the server and an
+    ExecSync."""
     container = server.launch(
         pod, container_config(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"])
     )
