@@ -35,9 +35,9 @@ Object = TypeVar("Object", Sandbox, Container)
 
 
 def load(services: Services) -> list[str]:
-    """Fill the index from the records. Return the ids of containers whose sandbox is
-    not in the index. If a newer version has written one of the records, raises WrongState before
-    any change."""
+    """Fill the server's index from the records. Return the ids of containers whose sandbox has no
+    readable record. If a newer version has written one of the records, raises WrongState before any
+    change."""
     paths = services.paths
     sandboxes = _read(paths.sandbox_records, partial(disk.read_sandbox, paths=paths))
     containers = _read(paths.container_records, disk.read_container)

@@ -1,5 +1,5 @@
 """Holds the objects that CRI calls use, created once at the server's start: configuration, facts of
-the host, index, images, network, shims."""
+the host, index of pods and containers, images, network, shims."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Image:
 
     `repo_tags`: fully qualified `HOST/PATH:TAG`. `repo_digests`: `HOST/PATH@sha256:…` of the index
     or manifest that the registry served. `size_bytes`: the bytes that the image takes in the store:
-    its blobs, and either its unpacked layers, or its layers' tars and its index. `user`: as in the
-    image's configuration.
+    its blobs, and either its unpacked layers, or its layers' tars and its EROFS index. `user`: as
+    in the image's configuration.
     """
 
     id: str

@@ -19,8 +19,8 @@ from pyrunc.kernel.mountinfo import mount_points
 
 
 def beneath(root: Path, path: str) -> Path:
-    """Map an absolute path of the machine to the path below `root`, the machine's root directory:
-    `/etc` gives `root/etc`."""
+    """Return `path`, an absolute path of the machine, as a path below `root`, the machine's root
+    directory: `/etc` gives `root/etc`."""
     return root / path.lstrip("/")
 
 

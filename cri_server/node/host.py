@@ -128,7 +128,7 @@ def _default_limits() -> Limits:
 
 
 def _parse_limit(text: str, path: str) -> tuple[str, int, int]:
-    """Parse a limit such as `nofile=1024:524288` to name, soft and hard limit."""
+    """Return name, soft and hard limit of a `text` such as `nofile=1024:524288`."""
     word, _, values = text.partition("=")
     name = f"RLIMIT_{word.upper().removeprefix('RLIMIT_')}"
     numbers = [

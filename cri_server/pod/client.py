@@ -127,8 +127,8 @@ class ShimClient:
         self, request: messages.CreateContainer, fds: Sequence[int] = ()
     ) -> messages.ContainerCreated:
         """Have the shim compile the container from the files in the container's folder, and create
-        its cgroup. `fds`: the descriptors of the request's images and opened mount sources; the
-        caller must close them.
+        its cgroup. `fds`: the mounts of the images in `request.images`, then the mount sources in
+        `request.opened`; the caller must close them.
 
         Raises the error that the shim reports, Unavailable when the shim is lost, and
         ResourceExhausted for more descriptors than a message can carry.

@@ -89,7 +89,7 @@ class EarlierShims:
 
     async def end(self, sandbox: Sandbox, sandboxes: Iterable[Sandbox]) -> None:
         """End the sandbox's shim, which is of the previous version. First store data and
-        descriptors of the shim's pods in the keeper, from which another shim takes the pods over.
+        descriptors of the shim's pods in the keeper, so that another shim can take over the pods.
 
         `sandboxes`: all sandboxes of the server. Does nothing when the shim has ended. After an
         Error the shim keeps running.

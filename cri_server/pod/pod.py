@@ -150,8 +150,9 @@ class Pod:
     async def create(
         self, container: Container, request: messages.CreateContainer, fds: Sequence[int]
     ) -> None:
-        """Have the shim compile the container and create its cgroup. `fds`: descriptors of the
-        request's images and opened mount sources; the caller closes them.
+        """Have the shim compile the container and create its cgroup. `fds`: the mounts of the
+        images in `request.images`, then the mount sources in `request.opened`; the caller closes
+        them.
 
         Raises Unavailable when no shim answers, or the error of the compilation. When the shim does
         not reply in time, kills the shim, so that another shim takes over its pods, and raises

@@ -1,4 +1,5 @@
-"""Connects each living sandbox to its shim, and updates the index when a shim reports an exit.
+"""Connects each living sandbox to its shim, and updates the server's index when a shim reports an
+exit.
 
 When a shim dies, another shim takes over those processes of its pods whose descriptors the keeper
 has stored. The server kills all other processes of these pods, because it could not observe their
@@ -51,8 +52,8 @@ OnMoved = Callable[[Sandbox], Awaitable[None]]
 class Shims:
     """The connections of all pods to their shims.
 
-    - `on_exit(sandbox, container)`: called after an exit was entered into the index; `container` is
-      None for the pause process.
+    - `on_exit(sandbox, container)`: called after an exit was entered into the server's index;
+      `container` is None for the pause process.
     - `on_moved(sandbox)`: called after another shim has taken over the pod.
     """
 
@@ -493,8 +494,8 @@ class Shims:
                 )
 
     def _apply_state(self, sandbox: Sandbox, state: messages.PodState) -> None:
-        """Copy the shim's state of the pod into the index. If the state folder of a container that
-        the shim reports was deleted, make it again."""
+        """Copy the shim's state of the pod into the server's index. If the state folder of a
+        container that the shim reports was deleted, make it again."""
         sandbox.pause_alive = state.pause_running
         if state.pause is not None:
             sandbox.pause = ProcessIdentity(state.pause.pid, state.pause.start_time)

@@ -152,7 +152,8 @@ async def _run(services: Services, config: api.PodSandboxConfig, handler: str) -
 @contextlib.contextmanager
 def labelled(services: Services, sandbox: Sandbox) -> Iterator[None]:
     """Give the sandbox SELinux labels with a level that no other pod has. The level is reserved
-    only during the `with` block, so the caller must add the sandbox to the index in this block.
+    only during the `with` block, so the caller must add the sandbox to the server's index in this
+    block.
 
     Raises InvalidArgument for invalid SELinux options, ResourceExhausted when all levels are used.
     """

@@ -1,2 +1,2 @@
-"""Builds and encodes the CRI messages about sandboxes and containers. They come from the index,
-without disk access."""
+"""Builds and encodes the CRI messages about sandboxes and containers. They come from the server's
+index, without disk access."""

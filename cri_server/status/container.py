@@ -1,4 +1,4 @@
-"""Builds the replies to ContainerStatus and ListContainers from the index, and caches them
+"""Builds the replies to ContainerStatus and ListContainers from the server's index, and caches them
 encoded."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Builds the replies to PodSandboxStatus and ListPodSandbox from the index, and publishes container
-events.
+"""Builds the replies to PodSandboxStatus and ListPodSandbox from the server's index, and publishes
+container events.
 
 The replies are joined from cached encodings of sandboxes and containers.
 """
@@ -161,7 +161,7 @@ def publish_stopped(services: Services, sandbox: Sandbox) -> None:
 
 def publish(services: Services, sandbox: Sandbox, about: str, kind: int) -> None:
     """Publish a container event. `about`: the id of the container or sandbox; `kind`: the event's
-    type. Call it after the index has the new state."""
+    type. Call it after the server's index has the new state."""
     message = event(services, sandbox, about, kind)
     if message is not None:
         services.events.publish(message)

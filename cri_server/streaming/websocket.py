@@ -145,7 +145,7 @@ class Messages:
         await self._transport.hung_up()
 
     def probe(self) -> None:
-        """Send a pong frame, which detects a client that is gone but needs no reply (RFC 6455,
+        """Send a pong frame to detect a client that is gone. A pong needs no reply (RFC 6455,
         section 5.5.3)."""
         if self._core.state is State.OPEN:
             self._core.send_pong(b"")

@@ -57,8 +57,8 @@ def _images(client: Client) -> Iterator[tuple[str, str]]:
 
 
 def _shortest(pods: Iterable[api.PodSandbox]) -> dict[str, str]:
-    """Map each pod's id to its name, or to NAMESPACE/NAME if pods in several namespaces have this
-    name."""
+    """Return {id: name} of the pods. A name is NAMESPACE/NAME if pods in several namespaces have
+    it."""
     from cri_server.cli.connection.client import pod_names, shared_names
 
     pods = list(pods)

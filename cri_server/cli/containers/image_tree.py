@@ -10,7 +10,7 @@ def open_image_tree(client: Client, image: str) -> int:
     """Return a descriptor of a new detached mount with the files of `image`.
 
     Raises NotFound if the node does not have the image, UnsupportedCall if the server does not
-    report where the files are, DamagedRecord if the image's index does not fit its layers,
+    report where the files are, DamagedRecord if the image's EROFS index does not fit its layers,
     ServerError, KernelError, OSError."""
     files = client.image_info(image).get("files")
     places = ImagePaths.of(files) if isinstance(files, dict) else ImagePaths()

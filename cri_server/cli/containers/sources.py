@@ -16,8 +16,8 @@ from cri_server.cli.connection.client import Client, ServerError
 
 
 def real_sources(client: Client, container: str) -> dict[str, str]:
-    """Map the destination of each mount of a container to the source path that the server has
-    mounted. Empty if the server does not report mounts."""
+    """Return {destination: source path that the server has mounted} for the mounts of a container.
+    Empty if the server does not report mounts."""
     mounts = client.container_info(container).get("runtimeSpec", {}).get("mounts", ())
     return {mount["destination"]: mount.get("source", "") for mount in mounts}
 

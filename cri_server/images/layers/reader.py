@@ -1,5 +1,5 @@
-"""Reads a layer's tar for the unpacker and for the index builder, so that both refuse the same
-names.
+"""Reads a layer's tar for the unpacker and for the EROFS index builder, so that both refuse the
+same names.
 
 Names with `..` are refused. Links on the way to a name are followed as if the layer's root were
 `/`; the last name is never followed.

@@ -60,8 +60,8 @@ class Rate:
 
 
 class SharedWork:
-    """Serializes concurrent work on the same key (a layer, a tar, an index). But no caller waits
-    for a slow worker. All callers must use the same event loop."""
+    """Serializes concurrent work on the same key (a layer, a tar, an EROFS index). But no caller
+    waits for a slow worker. All callers must use the same event loop."""
 
     def __init__(self) -> None:
         self._rates: dict[str, list[Rate]] = {}

@@ -67,9 +67,9 @@ def streams_at_once(memory_bytes: int) -> int:
 
 
 def indexes_at_once(memory_bytes: int, processors: int) -> int:
-    """Return how many processes may build an index at once: one for each processor, but at least
-    two. If these could together use more than a quarter of `memory_bytes`, return fewer, but at
-    least one. Each process holds the tree of all files of an image in memory."""
+    """Return how many processes may build an EROFS index at once: one for each processor, but at
+    least two. If these could together use more than a quarter of `memory_bytes`, return fewer, but
+    at least one. Each process holds the tree of all files of an image in memory."""
     return min(max(2, processors), max(1, memory_bytes // 4 // jail.MEMORY_LIMIT_BYTES))
 
 

@@ -1,2 +1,2 @@
-"""The image store on disk: blobs, unpacked layers, tars with their indexes, mounts, and the catalog
-of images."""
+"""The image store on disk: blobs, unpacked layers, tars with their EROFS indexes, mounts, and the
+catalog of images."""

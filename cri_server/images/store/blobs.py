@@ -33,7 +33,7 @@ LAYOUT = json.dumps({"imageLayoutVersion": "1.0.0"}).encode()
 
 
 class Ingest(IncomingBlob):
-    """Writes one blob. `commit` adds it to the layout; `abandon`, or the end of a `with` block
+    """Writes one blob. `commit` adds it to the OCI layout; `abandon`, or the end of a `with` block
     without `commit`, removes it. `write` raises ResourceExhausted, KernelError."""
 
     def __init__(self, blobs: Blobs, algorithm: str = SHA256) -> None:
@@ -61,7 +61,7 @@ class Ingest(IncomingBlob):
         super().restart()
 
     def commit(self) -> str:
-        """Make the content a blob of the layout; return its digest. Raises ResourceExhausted,
+        """Add the content to the OCI layout as a blob; return its digest. Raises ResourceExhausted,
         KernelError."""
         with disk_errors("write a blob", self._path):
             # The blob's name is made durable later, with those of all blobs at once
@@ -92,7 +92,7 @@ class Blobs:
         self._ingest = root / "ingest"
 
     def prepare(self) -> None:
-        """Create the layout's folders and files, durably."""
+        """Create the OCI layout's folders and files, durably."""
         for folder in (self.root, self.root / "blobs", self._folders[SHA256], self._ingest):
             _make_folder(folder)
             folder.chmod(FOLDER_MODE)

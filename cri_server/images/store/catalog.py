@@ -1,5 +1,5 @@
-"""The catalog of images: reads and writes their names in the layout's `index.json`, and lists the
-images by id, tag and digest.
+"""The catalog of images: reads and writes their names in the OCI layout's `index.json`, and lists
+the images by id, tag and digest.
 
 `index.json` is authoritative, so that skopeo and umoci see the same images. A name is a descriptor
 with an annotation: the full tag in `org.opencontainers.image.ref.name`, or only the repository in
@@ -84,7 +84,7 @@ class Name:
 class Content:
     """What the store has for one manifest of an image. `chain`: the layers' chain ids, bottom
     first. `blobs`: digest and size of each blob that the image needs. `mounted`: True if the layers
-    are stored as tars with an index, False if they are unpacked."""
+    are stored as tars with an EROFS index, False if they are unpacked."""
 
     image_id: str
     manifest: Manifest
@@ -254,9 +254,9 @@ class Catalog:
         return self._state.name_of(image_id, references)
 
     def is_mounted(self, image_id: str) -> bool:
-        """Return whether the image has the mounted form (tars with an index). If the image is not
-        listed, return whether it will get that form. A listed image keeps its form until `convert`
-        changes it, because containers use its files."""
+        """Return whether the image has the mounted form (tars with an EROFS index). If the image is
+        not listed, return whether it will get that form. A listed image keeps its form until
+        `convert` changes it, because containers use its files."""
         content = next((c for c in self._state.contents.values() if c.image_id == image_id), None)
         return self._policy.erofs if content is None else content.mounted
 
@@ -284,8 +284,8 @@ class Catalog:
         }
 
     def used_indexes(self) -> set[str]:
-        """Return the names of the indexes that images need: for each image in the mounted form, the
-        chain id of its top layer."""
+        """Return the names of the EROFS indexes that images need: for each image in the mounted
+        form, the chain id of its top layer."""
         return {content.chain[-1] for content in self.mounted()}
 
     def mounted(self) -> list[Content]:
@@ -407,7 +407,7 @@ class Catalog:
 
     def remove_in_memory(self, names: Iterable[Name]) -> None:
         """Remove these names in memory only. Meant for a full disk: the caller deletes the images'
-        content first, and afterwards calls `remove`, which writes the index. After a crash in
+        content first, and afterwards calls `remove`, which writes `index.json`. After a crash in
         between, `load` drops the incomplete images."""
         self._replace(self._without(names), self._state.contents)
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class ImagePaths(Record):
     """The paths of an image's files.
 
-    - `image`: the paths of a mounted image's index and tars; None for an unpacked image.
+    - `image`: the paths of a mounted image's EROFS index and tars; None for an unpacked image.
     - `lower`: the folders of an unpacked image's layers, top first; None for a mounted image.
     - `place`: an empty folder on which an unpacked image's layers are mounted as an overlay.
     """

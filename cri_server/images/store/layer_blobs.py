@@ -21,8 +21,8 @@ _GZIP = 31  # zlib's window bits for a gzip member; its header has no time
 
 
 class PlainLayers(Blobs):
-    """Provides the blobs of a layout for an export. A layer whose blob was removed is exported as
-    its uncompressed tar."""
+    """Provides the blobs of an OCI layout for an export. A layer whose blob was removed is exported
+    as its uncompressed tar."""
 
     def __init__(self, root: Path, files: LayerFiles) -> None:
         super().__init__(root)
@@ -68,10 +68,10 @@ class PlainLayers(Blobs):
 def compressed(
     blobs: Blobs, files: LayerFiles, diff_id: str, tick: Callable[[], None]
 ) -> Descriptor:
-    """Compress the tar of a layer to a gzip blob in the layout; return its descriptor. The caller
-    must prevent garbage collection of the store during the call (`Store.loading`). `tick` is called
-    for each MiB, and may raise. Raises NotFound, DigestMismatch (the tar is damaged on disk),
-    ResourceExhausted, OSError."""
+    """Compress the tar of a layer to a gzip blob in the OCI layout; return its descriptor. The
+    caller must prevent garbage collection of the store during the call (`Store.loading`). `tick` is
+    called for each MiB, and may raise. Raises NotFound, DigestMismatch (the tar is damaged on
+    disk), ResourceExhausted, OSError."""
     from isal import isal_zlib  # takes 0.3 MiB, and few servers push images
 
     # isal has the levels 0 to 3.

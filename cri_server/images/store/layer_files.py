@@ -1,5 +1,5 @@
-"""Stores the files of mounted images: uncompressed tars by diff id, and indexes by the chain id of
-the image's top layer.
+"""Stores the files of mounted images: uncompressed tars by diff id, and EROFS indexes by the chain
+id of the image's top layer.
 
 A file is complete or absent: it is written in `ingest/` and renamed. An unlinked file exists as
 long as a mount uses it. On a file system with fs-verity each file is sealed before it is renamed,
@@ -32,8 +32,8 @@ DROPPED_LIMIT = 100  # descriptors of dropped files; beyond it files are freed a
 
 
 class LayerFiles:
-    """Stores the tars and indexes below `root`. Two callers must not commit the same digest at
-    once."""
+    """Stores layers' tars and images' EROFS indexes below `root`. Two callers must not commit the
+    same digest at once."""
 
     def __init__(self, root: Path) -> None:
         self._tars, self._indexes, self.place = root / "tars", root / "indexes", root / "empty"
@@ -80,8 +80,8 @@ class LayerFiles:
 
     @property
     def empty(self) -> bool:
-        """Return whether no index is stored. Then no image has the mounted form. (Unpacked images
-        are stored elsewhere.)"""
+        """Return whether no EROFS index is stored. Then no image has the mounted form. (Unpacked
+        images are stored elsewhere.)"""
         return not any(path.parent == self._indexes for path in list(self._sizes))
 
     def tar(self, diff_id: str) -> Path:
@@ -89,8 +89,8 @@ class LayerFiles:
         return self._tars / hex_of(diff_id)
 
     def index(self, chain_id: str) -> Path:
-        """Return the path of the index of the image whose top layer has this chain id. The file
-        need not exist."""
+        """Return the path of the EROFS index of the image whose top layer has this chain id. The
+        file need not exist."""
         return self._indexes / hex_of(chain_id)
 
     def has_tar(self, diff_id: str) -> bool:
@@ -100,13 +100,13 @@ class LayerFiles:
         return self.index(chain_id) in self._sizes
 
     def has_image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> bool:
-        """Return whether the index and all tars of the image with these layers are stored. False
-        for an image without layers."""
+        """Return whether the EROFS index and all tars of the image with these layers are stored.
+        False for an image without layers."""
         return bool(chain) and self.has_index(chain[-1]) and all(self.has_tar(d) for d in diff_ids)
 
     def image(self, diff_ids: Sequence[str], chain: Sequence[str]) -> MountedImage:
-        """Return the paths of the index and the tars of the image with these layers, with their
-        fs-verity digests."""
+        """Return the paths of the EROFS index and the tars of the image with these layers, with
+        their fs-verity digests."""
         devices = [self.tar(diff_id) for diff_id in dict.fromkeys(diff_ids)]
         index = self.index(chain[-1])
         digests = [self._digests.get(path, "") for path in (index, *devices)]
@@ -118,7 +118,7 @@ class LayerFiles:
         )
 
     def size(self, diff_ids: Sequence[str], chain: Sequence[str]) -> int:
-        """Return the bytes on disk of the index and the tars of the image with these layers."""
+        """Return the bytes on disk of the EROFS index and tars of the image with these layers."""
         paths = {self.index(chain[-1]), *(self.tar(diff_id) for diff_id in diff_ids)}
         return sum(self._sizes.get(path, 0) for path in paths)
 
@@ -133,8 +133,8 @@ class LayerFiles:
         self._commit(os.path.join(folder, layer_tar.FILE), self.tar(diff_id))
 
     def commit_index(self, folder: str, chain_id: str) -> None:
-        """Sync the index that `build` has written in `folder`, and move it into the store. Raises
-        OSError; DigestMismatch when it is not a regular file with a single link."""
+        """Sync the EROFS index that `build` has written in `folder`, and move it into the store.
+        Raises OSError; DigestMismatch when it is not a regular file with a single link."""
         self._commit(os.path.join(folder, build.FILE), self.index(chain_id))
 
     def _commit(self, source: str, path: Path) -> None:
@@ -171,8 +171,8 @@ class LayerFiles:
         self._unsynced.difference_update(pending)
 
     def collect(self, diff_ids: set[str], chain_ids: set[str]) -> None:
-        """Unlink all tars but those of `diff_ids`, and all indexes but those of `chain_ids`. Raises
-        OSError."""
+        """Unlink all tars but those of `diff_ids`, and all EROFS indexes but those of `chain_ids`.
+        Raises OSError."""
         keep = {self.tar(diff_id) for diff_id in diff_ids} | {
             self.index(chain_id) for chain_id in chain_ids
         }
@@ -182,7 +182,7 @@ class LayerFiles:
                 self.drop(path)
 
     def drop(self, path: Path) -> None:
-        """Unlink the tar or index at `path`, if it exists. `release` frees its blocks later,
+        """Unlink the tar or EROFS index at `path`, if it exists. `release` frees its blocks later,
         because this takes long for a large tar."""
         # The descriptor keeps the blocks: unlink(2) and close of a tar of 150 MB free 76,000 pages,
         # which takes 120 ms.

@@ -123,7 +123,8 @@ class LayerJobs:
 
     @asynccontextmanager
     async def index(self, watch: Watch) -> AsyncIterator[None]:
-        """Wait until an index may be built, then run the `with` block, which builds it. The block
-        holds a turn of `indexes` and one of `cores`. `watch` is paused while this call waits."""
+        """Wait until an EROFS index may be built, then run the `with` block, which builds it. The
+        block holds a turn of `indexes` and one of `cores`. `watch` is paused while this call waits.
+        """
         async with self.indexes.hold(watch), self.cores.hold(watch):
             yield

@@ -50,7 +50,7 @@ INDEX_JOB = "cri_server.images.erofs.build:job"
 
 @dataclass(frozen=True, slots=True)
 class LayerStores:
-    """The stores of blobs, of unpacked layers, and of tars with indexes."""
+    """The stores of blobs, of unpacked layers, and of tars with EROFS indexes."""
 
     blobs: Blobs
     layers: Layers
@@ -66,8 +66,8 @@ class BlobSource:
     """Where the blobs of an image come from.
 
     - `watch`: cancels the pull or load when it makes no progress.
-    - `fetch`: downloads a blob into the layout. The default does nothing, for an image whose layers
-      are all stored as blobs or tars.
+    - `fetch`: downloads a blob into the OCI layout. The default does nothing, for an image whose
+      layers are all stored as blobs or tars.
     - `stream`: sends a blob to its decoder without storing it, or raises Interrupted. None: blobs
       cannot be streamed.
     - `origin`: the registry, "" for this node.
@@ -132,9 +132,9 @@ class LayerMaker:
         source: BlobSource,
         mounted: bool | None = None,
     ) -> None:
-        """Make all layers of an image in parallel: tars with an index if `mounted`, else unpacked
-        layers with their blobs. If `mounted` is None, a listed image keeps its form, and any other
-        image gets the configured form.
+        """Make all layers of an image in parallel: tars with an EROFS index if `mounted`, else
+        unpacked layers with their blobs. If `mounted` is None, a listed image keeps its form, and
+        any other image gets the configured form.
 
         When one layer fails, the others are cancelled. Raises the error of the failed layer: an
         error of `source`, NotFound (a stored blob is gone), ResourceExhausted, KernelError.
@@ -192,8 +192,9 @@ class LayerMaker:
     async def _index_meanwhile(
         self, diff_ids: Sequence[str], chain_id: str, source: BlobSource
     ) -> AsyncIterator[PartialTars | None]:
-        """Build the image's index while the `with` block writes the tars. The `with` block adds
-        each tar to the provided PartialTars. Provides None if the index cannot be built meanwhile.
+        """Build the image's EROFS index while the `with` block writes the tars. The `with` block
+        adds each tar to the provided PartialTars. Provides None if the index cannot be built
+        meanwhile.
 
         If the index is missing afterwards, the caller builds it from the complete tars.
         """
@@ -330,9 +331,9 @@ class LayerMaker:
                 await self._commit_tar(folder, descriptor, diff_id, watch)
 
     async def _commit_tar(self, folder: str, layer: Descriptor, diff_id: str, watch: Watch) -> None:
-        """Move the tar in `folder`, which was made from the blob `layer`, into the store. A tar
-        that is stored already is not replaced, because it may be mounted and in the page cache. Add
-        the pair of blob and diff id to the verified layers."""
+        """Move the tar in `folder`, decompressed from the blob `layer`, into the store. A tar that
+        is stored already is not replaced, because it may be mounted and in the page cache. Add the
+        pair of blob and diff id to the verified layers."""
         async with self._commits.hold(f"tar {diff_id}", watch.paused()):
             if not self._files.has_tar(diff_id):
                 await self._commit(lambda: self._files.commit_tar(folder, diff_id), watch)

@@ -93,8 +93,8 @@ class Mounts:
 
     def get(self, diff_ids: Sequence[str], chain: Sequence[str]) -> ImageMount:
         """Return the mount of the image with these layers; make and store it if there is none.
-        Blocking. Raises KernelError, OSError, and DamagedRecord when the index was not made for the
-        layers' tars or a file was changed."""
+        Blocking. Raises KernelError, OSError, and DamagedRecord when the EROFS index was not made
+        for the layers' tars or a file was changed."""
         with self._lock:
             mount = self._mounts.get(chain[-1])
             if mount is None:
@@ -164,8 +164,8 @@ class Mounts:
 
 def name_of(image: MountedImage, fds: Sequence[int]) -> str:
     """Return the name under which the image's mount is stored in the keeper: a digest over the
-    inode numbers, sizes, times and fs-verity digests of its index and tars. `fds`: the descriptors
-    of the index, then of the tars."""
+    inode numbers, sizes, times and fs-verity digests of its EROFS index and tars. `fds`: the
+    descriptors of the index, then of the tars."""
     statuses = [os.fstat(fd) for fd in fds]
     files = repr(
         ([(s.st_dev, s.st_ino, s.st_size, s.st_mtime_ns) for s in statuses], list(image.digests))
@@ -188,15 +188,16 @@ def is_mount_of(fd: int, chain_id: str) -> bool:
 
 def open_image(image: MountedImage) -> int:
     """Make a detached mount of the whole image; return its descriptor. Raises KernelError, OSError,
-    and DamagedRecord when the index was not made for the layers' tars or a file was changed."""
+    and DamagedRecord when the EROFS index was not made for the layers' tars or a file was changed.
+    """
     with _opened(image) as fds:
         return open_erofs(fds[0], fds[1:])
 
 
 @contextmanager
 def _opened(image: MountedImage) -> Iterator[list[int]]:
-    """Open the image's index and then its tars for the `with` block. Check that the index was made
-    for these tars, and that none has changed (fs-verity). Raises KernelError, OSError,
+    """Open the image's EROFS index and then its tars for the `with` block. Check that the index was
+    made for these tars, and that none has changed (fs-verity). Raises KernelError, OSError,
     DamagedRecord."""
     with ExitStack() as stack:
         fds: list[int] = []
@@ -209,8 +210,9 @@ def _opened(image: MountedImage) -> Iterator[list[int]]:
 
 
 def check(index_fd: int, device_fds: Sequence[int], image: MountedImage) -> None:
-    """Check that the index was made for these tars: compare the tars' names and sizes with those in
-    the index. The kernel does not check this, and would serve wrong data. Raises DamagedRecord."""
+    """Check that the EROFS index was made for these tars: compare the tars' names and sizes with
+    those in the index. The kernel does not check this, and would serve wrong data. Raises
+    DamagedRecord."""
     superblock = os.pread(index_fd, erofs.SUPERBLOCK.size, erofs.SUPERBLOCK_OFFSET)
     if len(superblock) < erofs.SUPERBLOCK.size:
         raise DamagedRecord(f"{image.index} is cut short")

@@ -1,5 +1,5 @@
 """Lists the files of the image store that no image needs, with their sizes: blobs, unpacked layers,
-tars, indexes, and remains of pulls and removals."""
+tars, EROFS indexes, and remains of pulls and removals."""
 
 from __future__ import annotations
 
