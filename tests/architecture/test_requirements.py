@@ -26,7 +26,7 @@ def marks(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def all_marks() -> dict[str, list[str]]:
-    """Return the tests of each number."""
+    """Return a dict: number of a requirement -> tests that are marked with it."""
     by_number: dict[str, list[str]] = {}
     for path in sorted((ROOT / "tests").rglob("*.py")):
         for test, number in marks(path):

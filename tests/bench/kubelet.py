@@ -116,7 +116,7 @@ class Api:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Note pods that become Ready or go."""
+        """Record in `ready` and `gone` when pods become Ready or are gone, during the block."""
         connection = self._connect()
         connection.request("GET", f"{PODS}?watch=1&resourceVersion=0")
         response = connection.getresponse()

@@ -144,7 +144,8 @@ def build_spawn(folder: Path) -> None:
 
 @contextlib.contextmanager
 def without_the_v2_tree() -> Iterator[list[str]]:
-    """Return words before a command so that it sees only cgroup v1; none where there is no v1."""
+    """Return the words to put before a command so that it sees only cgroup v1; none unless the host
+    has both cgroup trees."""
     if not os.path.ismount(UNIFIED):
         yield []
         return

@@ -1,7 +1,7 @@
 """Starts the servers that a benchmark compares: containerd + runc, CRI-O + crun, and ours, each in
 a separate network namespace.
 
-All processes in this namespace belong to the server, because containers have other network
+All processes in a server's namespace belong to it, because containers have other network
 namespaces: so helpers are recognised without their names.
 """
 

@@ -33,8 +33,8 @@ class Installed:
         return self.root / "usr/lib/pyrunc/pyrunc/native"
 
     def run(self, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run a maintainer script with all paths below the folder, and without what changes the
-        machine."""
+        """Run a maintainer script with all paths below the folder, and with an `nft` that does
+        nothing."""
         command = ["sh", "-c", self._text(script), script, *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=False)
 

@@ -1,4 +1,5 @@
-"""The arguments, environment and descriptors of `criu swrk`, seen by a program in its place."""
+"""Tests the arguments, environment and descriptors of `criu swrk`, as a program in place of criu
+gets them."""
 
 from __future__ import annotations
 

@@ -119,7 +119,8 @@ esac
 
 
 def test_the_store_of_dockers_configuration_is_used(folder: Path, tmp_path: Path) -> None:
-    """`docker login` with a credsStore writes an empty entry; a cloud's store needs none."""
+    """`docker login` with a credsStore writes an entry without a secret. The store is asked without
+    an entry, too, because a cloud's helper needs none."""
     program(tmp_path / "docker-credential-box", STORE)
     (tmp_path / "auth.json").write_text(
         json.dumps(

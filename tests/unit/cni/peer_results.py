@@ -31,7 +31,8 @@ class PeerResult:
 
 
 def _aws(mac: str, sandbox: str) -> dict[str, Any]:
-    """amazon-vpc-cni-k8s since 1.7: an interface that does not exist is a note for its own DEL."""
+    """amazon-vpc-cni-k8s since 1.7: one interface does not exist; its entry is a note for the
+    plugin's DEL."""
     return {
         "cniVersion": "0.4.0",
         "interfaces": [

@@ -1,4 +1,5 @@
-"""A layer's compression is recognized by its first bytes, in pieces of any size."""
+"""Tests that a layer's compression is recognized by its first bytes, in whatever pieces they
+arrive."""
 
 from __future__ import annotations
 

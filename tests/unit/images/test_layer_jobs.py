@@ -26,8 +26,8 @@ class Ended:
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancellation_at_the_end_of_a_job_is_not_lost(turns: int) -> None:
-    """asyncio.wait_for() of Python 3.11 loses a cancellation that arrives with the result: the task
-    continued and waited for a layer that another task of its pull no longer made."""
+    """asyncio.wait_for() of Python 3.11 loses a cancellation that arrives with the result. The task
+    then waited for a layer that no other task of its pull made any more."""
     zygote = Ended()
     jobs = LayerJobs(cast(Zygote, zygote))
     work = asyncio.create_task(

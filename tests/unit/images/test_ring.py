@@ -145,7 +145,8 @@ def test_a_closed_ring_accepts_no_bytes(ring: Ring) -> None:
 
 
 def test_a_sender_in_another_process_reports_its_end(ring_of_a_stranger: Ring) -> None:
-    """The sender's end may stay open in this process for longer."""
+    """The receiver sees the end of the blob although this process may still hold the sender's
+    end."""
     sender, receiver = ring_of_a_stranger
     sender.write(b"all")
     sender.finish()

@@ -562,7 +562,8 @@ def test_the_cached_part_of_a_mount_has_the_source_and_the_line_of_its_plan(pres
 
 
 def test_the_cached_part_of_an_exec_has_the_lines_of_its_plan() -> None:
-    """From the third exec on the search for the program comes from the cache."""
+    """From the third exec on, the part of the program that searches for the executable comes from a
+    cache."""
     lowering._caches.clear()
     spec, operations = parse(default()), []
     for argument in ("a", "b", "c", "d"):

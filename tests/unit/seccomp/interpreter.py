@@ -1,4 +1,4 @@
-"""Classic BPF as the kernel runs seccomp filters: the definition for these tests."""
+"""Interprets classic BPF as the kernel runs seccomp filters; the tests run filters with it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A filter answers as its profile says, call by call."""
+"""Tests that a compiled seccomp filter returns the action of its profile for each system call."""
 
 from __future__ import annotations
 

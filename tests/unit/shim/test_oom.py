@@ -1,5 +1,5 @@
-"""Attributes the OOM killer's kills to containers whose cgroups have been removed already. The
-kernel's own counts are in tests/vm/inside."""
+"""Tests that the OOM killer's kills are attributed to containers whose cgroups have been removed
+already. The kernel's own counts are in tests/vm/inside."""
 
 from __future__ import annotations
 

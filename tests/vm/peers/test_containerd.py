@@ -31,7 +31,7 @@ CHECKPOINT = "checkpoint/of-containerd:1"
 
 @pytest.fixture(scope="module")
 def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the image of all containers here."""
+    """Return the image that all containers of these tests use."""
     path = tmp_path_factory.mktemp("image") / "busybox.tar"
     path.write_bytes(build.docker_archive({IMAGE: build.busybox()}))
     return path
