@@ -20,7 +20,7 @@ SOCKET_PATH_LIMIT = 107  # sun_path, unix(7), without its final NUL
 
 
 def problems(config: Config) -> Iterator[InvalidSpec]:
-    """Yield an error for each wrong value."""
+    """Yield an error for each wrong value in the configuration."""
     if not config.server.listen.startswith("unix:///"):
         yield InvalidSpec("server.listen", f"{config.server.listen!r} is not unix:///PATH")
     elif len(str(config.socket_path).encode()) > SOCKET_PATH_LIMIT:

@@ -391,7 +391,7 @@ async def build_spec(context: CreateContext) -> None:
 
 
 async def ask_plugins(context: CreateContext) -> None:
-    """Let NRI plugins change the spec."""
+    """Let NRI plugins change the container's OCI spec."""
     assert context.built is not None and context.container is not None
     await context.services.observer.create_container(
         context.sandbox, context.container, context.built.spec

@@ -143,7 +143,7 @@ class ExecOutput:
             self._writing.add_done_callback(self._written)
 
     def _write(self, data: bytes) -> None:
-        """Append to the file; runs in a thread."""
+        """Append output to the unnamed file; make the file at the first call. Runs in a thread."""
         if self._file is None:
             # Without a name (O_TMPFILE, open(2)), so that a killed server leaves nothing behind.
             self._file = tempfile.TemporaryFile(dir=self._folder, buffering=0)

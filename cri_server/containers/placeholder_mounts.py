@@ -37,7 +37,7 @@ def declared(
 
 
 def make(mounts: Sequence[MountRequest]) -> None:
-    """Make the empty files and folders that the mounts bind. Blocks. Raises OSError."""
+    """Create the sources of `mounts`: empty files and folders. Blocks. Raises OSError."""
     if not mounts:
         return
     os.mkdir(os.path.dirname(mounts[0].source), 0o700)

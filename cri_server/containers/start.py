@@ -122,9 +122,9 @@ async def execute(context: StartContext) -> None:
 
 
 def is_bad_path(error: Error) -> bool:
-    """Return whether a start failed because of a path in the image: the path of the working
-    directory, of a mount or of a device is too long, leads to a file of the wrong kind, or has a
-    loop of symlinks."""
+    """Return whether a start failed because of a path in the image. The path of the working
+    directory, of a mount or of a device may be too long, lead to a file of the wrong kind, or have
+    a loop of symlinks."""
     if not isinstance(error, KernelError) or error.call not in (
         "mkdir",
         "chdir",

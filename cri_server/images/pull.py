@@ -301,7 +301,7 @@ class Pull:
     def _receive(
         self, registry: Registry, descriptor: Descriptor, blob: IncomingBlob, rate: Rate
     ) -> None:
-        """Download a blob. Blocking; runs in its own thread."""
+        """Download a blob into `blob`, a file or a ring. Blocking; runs in its own thread."""
         set_batch_policy()
         arrivals = _ByteCounter(lambda size: self._arrived(size, rate))
         try:

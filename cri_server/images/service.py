@@ -286,7 +286,7 @@ class ImageService:
 
     @property
     def root(self) -> Path:
-        """The folder of the store."""
+        """The folder of the image store."""
         return self._store.root
 
     @property

@@ -21,7 +21,7 @@ PROGRESS_BYTES_PER_S = 1 << 10
 
 
 class Abandoned(Exception):
-    """Raised in a thread of cancelled work, to end it."""
+    """Raised in a thread to end work that was cancelled."""
 
 
 async def in_thread(

@@ -270,8 +270,8 @@ class NetworkService:
         return attachment
 
     def _remove(self, attachment: Attachment) -> None:
-        """Remove the namespace's bind mount, then the record. Called after DEL. Raises OSError,
-        KernelError."""
+        """Remove the bind mount of the pod's network namespace, then the attachment's record.
+        Called after DEL. Raises OSError, KernelError."""
         # The record is removed last: after a kill in between the attachment is detached again.
         name = attachment.netns_path
         remove_name(name if is_name(name) else self._names.path_of(attachment.sandbox_id))

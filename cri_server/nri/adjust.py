@@ -91,7 +91,8 @@ def _pairs(
 
 
 def _environment(process: Spec, variables: Iterable[api.KeyValue]) -> None:
-    """Set variables: an existing one keeps its position, a new one is appended."""
+    """Set or remove environment variables of `process`. An existing variable keeps its position, a
+    new one is appended. Raises InvalidArgument."""
     lines = {line.partition("=")[0]: line for line in process["env"]}
     for entry in variables:
         removed = removal(entry.key)

@@ -144,5 +144,5 @@ class Gate:
             self._empty.set()
 
     async def empty(self) -> None:
-        """Wait until no task is inside."""
+        """Wait until no task is inside the `with` block."""
         await self._empty.wait()

@@ -83,7 +83,7 @@ def to_oci(path: str, name: str) -> dict[str, Any]:
 
 
 def check(path: str) -> None:
-    """Check all classes of a file. Raises WrongState."""
+    """Check all block I/O classes that the file at `path` defines. Raises WrongState."""
     for name, entries in read(path).items():
         _class_to_oci(path, name, entries)
 

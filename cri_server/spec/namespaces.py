@@ -123,6 +123,6 @@ def id_maps(options: api.NamespaceOption) -> dict[str, list[dict[str, int]]]:
 
 
 def root_of(options: api.NamespaceOption) -> tuple[int, int]:
-    """Return the host uid and gid of the pod's root."""
+    """Return the host's uid and gid to which the root user in the pod is mapped."""
     maps = id_maps(options)
     return (maps["uidMappings"][0]["hostID"], maps["gidMappings"][0]["hostID"]) if maps else (0, 0)

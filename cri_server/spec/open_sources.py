@@ -50,7 +50,7 @@ class OpenSources:
         return f"path {self.current!r}"
 
     def begin(self, path: str) -> None:
-        """Note that `path` is being opened, for the text of `subject`. Raises WrongState after
+        """Record that `path` is being opened; `subject` then names it. Raises WrongState after
         `close`."""
         if self._closed:
             raise WrongState(f"{path} was not opened: the request has ended")

@@ -154,7 +154,7 @@ class StreamingServer:
         self._unopened.pop(task, None)
 
     async def _connection(self, sock: socket.socket) -> None:
-        """Serve one connection."""
+        """Serve one accepted connection, over TLS if configured."""
         try:
             # In a thread, because the imports of `handler` take 30 ms.
             if self._handler is None:

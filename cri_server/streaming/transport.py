@@ -112,7 +112,7 @@ class SocketTransport:
                 return memoryview(self._buffer)[:size]
 
     def unread(self, data: bytes) -> None:
-        """Put bytes back. The next `receive` returns them."""
+        """Put received bytes back. The next `receive` returns them."""
         self._ahead = data + self._ahead
 
     async def _readable(self) -> None:

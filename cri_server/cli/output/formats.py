@@ -291,7 +291,7 @@ def table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> str:
 
 
 def coloured(cell: str) -> str:
-    """Return the cell, coloured if it names a state."""
+    """Return the text of a table cell, coloured if it names a state."""
     colour = COLOURS.get(cell.strip().partition(" (")[0])
     return click.style(cell, fg=colour) if colour else cell
 

@@ -56,12 +56,12 @@ class LayerFile:
 
 
 def directory(mode: int = 0o755, **more: Any) -> LayerFile:
-    """Return a directory with this mode. `more`: further fields of LayerFile."""
+    """Return the LayerFile of a directory with this mode. `more`: further fields of LayerFile."""
     return LayerFile(mode=mode, kind=tarfile.DIRTYPE, **more)
 
 
 def symlink(target: str) -> LayerFile:
-    """Return a symbolic link to `target`."""
+    """Return the LayerFile of a symbolic link to `target`."""
     return LayerFile(mode=0o777, kind=tarfile.SYMTYPE, link=target)
 
 

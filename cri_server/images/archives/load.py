@@ -68,7 +68,7 @@ class _Archive:
         self.config = cache(lambda digest: manifests.parse_config(self.read(digest)))
 
     def add_file(self, name: str, digest: str) -> None:
-        """Record a file that is stored as a blob."""
+        """Record that the archive's file `name` is stored as the blob `digest`."""
         self._files[name] = digest
         self._digests.add(digest)
 

@@ -48,7 +48,7 @@ class TarFile:
         return os.pread(self._fd, size, offset)
 
     def complete(self) -> None:
-        """Wait until the file is complete."""
+        """Wait until the whole tar is written."""
         self._await(None)
 
     def _await(self, end: int | None) -> None:

@@ -134,7 +134,7 @@ class _Chunks:
 
 
 class IndexWriter:
-    """Encodes the tree of an image."""
+    """Encodes the file tree of an image as an EROFS index."""
 
     def __init__(self, devices: int, uuid: bytes) -> None:
         """`devices`: the number of layer tars, which are the devices with the files' data;

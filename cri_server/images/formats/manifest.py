@@ -314,7 +314,7 @@ def follow(
 
 
 def _ranked(index: ImageIndex) -> list[Descriptor]:
-    """Return the images that this machine runs, best first."""
+    """Return the images of the index that this machine runs, best first."""
     host = host_processors()
     fitting: list[tuple[int, bool, Descriptor]] = []
     for descriptor in index.manifests:

@@ -111,7 +111,7 @@ class RingSender:
             raise Interrupted from None
 
     def _take(self) -> int:
-        """Return the number of a free block. Raises Interrupted."""
+        """Wait for a free block and return its number. Raises Interrupted."""
         if not self._free:
             freed = self._freed.read(BLOCKS) or b""
             if not freed or max(freed) >= BLOCKS or len(set(freed)) < len(freed):

@@ -26,7 +26,7 @@ _POLL_S = 1.0
 
 
 class Rate:
-    """Measures how fast content arrives for one piece of work. Use on the event loop."""
+    """Measures how fast the content of one layer or image is downloaded. Use on the event loop."""
 
     def __init__(self) -> None:
         self._bytes, self._since = 0, time.monotonic()

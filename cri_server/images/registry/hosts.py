@@ -84,7 +84,7 @@ class RegistryHost:
         return urlsplit(self.url).netloc
 
     def can(self, capability: str) -> bool:
-        """Return whether the administrator allows the capability."""
+        """Return whether the host may be used for the capability, such as pull."""
         return capability in self.capabilities
 
 

@@ -57,7 +57,7 @@ class Unauthorized(PeerError):
 
 
 class _NoSuch(NotFound):
-    """This host does not have the content."""
+    """The host does not have the requested manifest or blob."""
 
 
 class Registry:

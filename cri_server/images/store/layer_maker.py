@@ -104,7 +104,7 @@ class _LayerToUnpack:
 
 
 class LayerMaker:
-    """Makes the layers of one store. Coroutines run on one event loop."""
+    """Decompresses or unpacks layers into one image store. Coroutines run on one event loop."""
 
     def __init__(
         self,

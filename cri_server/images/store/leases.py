@@ -35,7 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether the caller must keep the content of `key`, on which it has a lease itself:
-        there is a second lease on `key`, or any lease on EVERYTHING (even the caller's own)."""
+        """Return whether anything but the caller's own lease on `key` protects its content: a
+        second lease on `key`, or any lease on EVERYTHING (even the caller's own)."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

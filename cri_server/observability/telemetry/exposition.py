@@ -24,7 +24,7 @@ from cri_server.observability.telemetry.snapshot import Family, Histogram, Snaps
 
 
 class _Fixed(Collector):
-    """A collector that yields the metrics of one snapshot to the client library."""
+    """A collector that yields the metrics of one snapshot to Prometheus' client library."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._snapshot = snapshot

@@ -89,7 +89,7 @@ class MetricsSource:
     streaming: StreamingServer
 
     async def take(self) -> Snapshot:
-        """Read all metrics."""
+        """Read all metrics and return them as a snapshot."""
         leases = await self._leases()
         space = await asyncio.to_thread(os.statvfs, self.services.paths.root)
         values: dict[str, Value] = {

@@ -62,5 +62,5 @@ def check(options: api.SELinuxOption) -> None:
 
 
 def is_set(options: api.SELinuxOption) -> bool:
-    """Return whether any field is set."""
+    """Return whether the options set any field of a context."""
     return bool(options.user or options.role or options.type or options.level)
