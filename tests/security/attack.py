@@ -149,7 +149,7 @@ def traced(runtime: Runtime, log: Path, calls: str) -> Runtime:
 
 
 def mount(destination: str, kind: str = "tmpfs", source: str = "", *options: str) -> dict[str, Any]:
-    """Return an entry of `mounts`."""
+    """Return an entry of a configuration's `mounts`."""
     return {
         "destination": destination,
         "type": kind,

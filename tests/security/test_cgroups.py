@@ -181,8 +181,8 @@ def test_a_container_cannot_set_a_release_agent(runtime: Runtime) -> None:
 
 def test_devices_of_the_host_cannot_be_opened(runtime: Runtime, rootfs: Path) -> None:
     """Device rules: the image has nodes of the host's disk and of other devices, and the container
-    makes more with CAP_MKNOD. No node can be opened, by run and exec, because of the filter on the
-    group, although the nodes exist."""
+    makes more with CAP_MKNOD. The nodes exist, but the device filter of the cgroup lets neither run
+    nor exec open any of them."""
     disk = os.stat("/").st_dev
     nodes = {
         "disk": ("b", os.major(disk), os.minor(disk)),

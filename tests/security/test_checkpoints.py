@@ -1,5 +1,5 @@
-"""Attacks with folders of CRIU's images from another source: CRIU, which is root, would open their
-files by name.
+"""Attacks with folders of CRIU's image files from another source: CRIU, which runs as root, would
+open the files by name.
 
 Classes: CVE-2026-53489 (a link in a checkpoint, by which a file of the host is read), torn and
 foreign images. tests/vm/oci tests that real dumps are restored.

@@ -56,10 +56,11 @@ def test_proc_self_exe_is_never_a_file_of_the_host(runtime: Runtime, rootfs: Pat
 
 
 def test_executables_cannot_be_overwritten_through_another_process(runtime: Runtime) -> None:
-    """CVE-2019-5736, the usual exploit: a process of the container opens /proc/PID/exe of each
-    process that `exec` brings in. When that process has ended, it opens the file again for writing.
-    It has CAP_SYS_PTRACE, because without it the kernel denies the lookup (test_newcomer), and
-    strace delays execve to give it time. No file is written, and the host's files are unchanged."""
+    """CVE-2019-5736, the usual exploit: an attacker in the container opens /proc/PID/exe of each
+    process that `exec` brings in, and opens the file again for writing when that process has ended.
+    The attacker has CAP_SYS_PTRACE, because without it the kernel denies the lookup
+    (test_newcomer), and strace delays execve to leave time for it. No file is written, and the
+    host's files are unchanged."""
 
     def change(config: dict[str, object]) -> None:
         process: dict[str, object] = config["process"]  # type: ignore[assignment]

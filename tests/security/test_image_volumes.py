@@ -107,10 +107,10 @@ VOLUMES = [
 def test_a_remounted_image_volume_is_not_written_to(
     server: Server, pod: str, image: str, sub_path: str
 ) -> None:
-    """A container with CAP_SYS_ADMIN makes an image volume writable, which is a bind of the store's
-    folder, and changes a layer that other images share. After remounts of mount, superblock and a
-    bind of it, another pod's volume and the store's own file have the content, the mode and the
-    names of the pull."""
+    """An image volume is a bind of the store's folder. A container with CAP_SYS_ADMIN remounts the
+    mount, the superblock and a bind of the volume to change a layer that other images share.
+    Another pod's volume and the store's own file keep the content, the mode and the names of the
+    pull."""
     attacker = launch(server, pod, volume("/volume", image, sub_path), admin=True)
     assert server.output(attacker, "cat", "/volume/data").encode() == CONTENT
     before = server.output(attacker, "ls", "-l", "/volume")

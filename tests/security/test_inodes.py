@@ -224,8 +224,9 @@ def test_hooks_in_the_container_have_no_file_of_the_host_open(
 
 
 def test_masked_paths_are_not_the_hosts_null_device(runtime: Runtime) -> None:
-    """A null device masks a file, and chmod(1) of the path changes the device. Its inode is not on
-    a filesystem of the host, and neither is /dev/null, in a user namespace too."""
+    """A null device masks a file, so chmod(1) of the masked path changes the device's inode. This
+    inode is not on a filesystem of the host, and neither is that of /dev/null, in a user namespace
+    too."""
     for change in (None, mapped):
         box = runtime.box(
             "sleep", "3600", change=change, maskedPaths=["/proc/keys", "/proc/timer_list"]

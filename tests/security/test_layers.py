@@ -118,8 +118,8 @@ def test_a_layer_whose_names_need_too_many_steps_is_refused(take: Take, kind: st
 def test_a_replaced_link_costs_no_further_steps(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-400: each replaced link made the next name be resolved again, over all other links. A
-    link that no name leads over costs no step, however often it is replaced."""
+    """CWE-400: after each replaced link the next name was resolved again, over all other links. Now
+    a link costs no step if no name leads over it, however often it is replaced."""
     monkeypatch.setattr(walk_budget.WalkBudget.__init__, "__defaults__", (5000, 0, 0))
     again = itertools.chain.from_iterable(
         [("t", symlink("x")), ("l/f", LayerFile())] for _ in range(500)
@@ -128,8 +128,8 @@ def test_a_replaced_link_costs_no_further_steps(
 
 
 def test_undescribed_directories_count_as_entries(take: Take) -> None:
-    """CWE-770: the limit of entries is a limit of files, also of those that no entry describes. Ten
-    entries that need more than twenty directories are refused."""
+    """CWE-770: directories that no entry describes count towards the limit of entries, too. Nine
+    files with twenty-seven such directories are refused at a limit of twenty."""
     take(raw_tar(*((f"{n}/f", LayerFile()) for n in range(9))), UnpackLimits(entries=20))
     with pytest.raises(ResourceExhausted, match="more than 20 entries"):
         take(raw_tar(*((f"{n}/a/b/f", LayerFile()) for n in range(9))), UnpackLimits(entries=20))
@@ -196,9 +196,10 @@ class _Chain:
 def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-407: an undescribed directory has the attributes of the layers below, and the server
-    looked for each one in each of 500 layers. Now it skips layers without the parent directory. How
-    often it looks into the others is limited by the number of undescribed directories."""
+    """CWE-407: a directory that a layer's entries do not describe has the attributes of the layers
+    below. The server looked for each such directory in each of 500 layers. Now it skips layers
+    without the parent directory, and the number of such directories limits its lookups in the
+    others."""
     chain = _Chain(tmp_path / "layers")
     chain.add(("a", directory(0o700, uid=7)))
     for number in range(30):
@@ -226,9 +227,9 @@ def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
 async def test_all_copies_of_an_unpacked_layer_share_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-400: with the unpacked store, a layer that a manifest names 500 times is 500 folders, and
-    each had the limits of one layer. All of them together have the limits of one; an image that has
-    its empty layer often is accepted."""
+    """CWE-400: the unpacked store makes 500 folders of a layer that a manifest names 500 times, and
+    each folder had the limits of a layer. Now all copies together have the limits of one layer; an
+    image that has its empty layer often is accepted."""
     monkeypatch.setattr(SpaceLimit, "limits_of_layer", lambda self: UnpackLimits(entries=100))
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
     large = build.layer({f"f{n}": b"" for n in range(15)})
@@ -285,9 +286,9 @@ def test_sparse_files_are_charged_by_blocks(store: str) -> None:
 
 
 def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: Path) -> None:
-    """CWE-400: for each of the layers that are written at the same time, the limit was the space
-    that was free at its start. Here a layer's limit is far above the space that is left: the layer
-    is refused, as a tar and unpacked, while the reserve is still free."""
+    """CWE-400: a layer's limit was the space that was free at its start, also when other layers
+    were written at the same time. Here the limit is far above the space that is left: the layer is
+    refused, as a tar and unpacked, while the reserve is still free."""
     content = random.Random(1).randbytes(20 << 20)
     tar = raw_tar(*((str(n), LayerFile(content)) for n in range(4)))
     (tmp_path / "blob").write_bytes(tar)

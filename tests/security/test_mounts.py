@@ -1,5 +1,5 @@
-"""Attacks on the places of mounts: they must land inside the container's root, whatever the image,
-a volume or a neighbour does to the names.
+"""Attacks on mount points: mounts must land inside the container's root, whatever the image, a
+volume or a neighbour does to the names.
 
 Classes: CVE-2021-30465 (a swapped component of a destination), CVE-2024-45310 (folders and files
 made on the host), CVE-2024-21626 (through a working directory that is made), CVE-2025-62161 and

@@ -198,8 +198,8 @@ def test_sysctls_are_not_written_through_the_containers_proc(
 
 def test_sysctls_are_written_through_a_detached_procfs(runtime: Runtime, tmp_path: Path) -> None:
     """CVE-2025-52881: the trace of system calls shows that openat2 opens the file relative to a
-    descriptor of a detached procfs root, with NO_XDEV, NO_SYMLINKS and BENEATH, and that no file
-    below /proc is opened by its path inside."""
+    descriptor of a detached procfs root, with NO_XDEV, NO_SYMLINKS and BENEATH, and that no call
+    opens a file by a path below the container's /proc."""
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat,openat2,write,pivot_root")
     linux = {"sysctl": {"net.ipv4.ip_forward": "1"}}

@@ -46,8 +46,8 @@ def trap(folder: Path, mark: Path) -> None:
 
 @pytest.fixture
 def mark(tmp_path: Path, rootfs: Path) -> Path:
-    """Put modules and libraries into the image and a folder that make a file when they are loaded.
-    Return this file, which must never appear, neither on the host nor in the image."""
+    """Put modules and libraries that make a file when they are loaded into the image and a folder.
+    Return this file: it must appear neither on the host nor in the image."""
     path = tmp_path / "mark"
     for place in (
         "usr/lib/python3.11",
@@ -137,8 +137,8 @@ def test_no_module_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark
 
 
 def test_the_interpreter_runs_in_isolated_mode(runtime: Runtime) -> None:
-    """The first line of the script has `-I` and `-S` (or a program starts the interpreter), and
-    only root can write to the script and its package."""
+    """The first line of the installed `pyrunc` script has `-I` and `-S` (or a program starts the
+    interpreter), and only root can write to the script and its package."""
     program = Path(runtime.program[0])
     first = program.read_bytes()[:64].split(b"\n")[0]
     if first.startswith(b"#!"):
@@ -163,9 +163,9 @@ BANNED = {"shutil", "tempfile", "glob", "pathlib"}
 
 
 def test_modules_for_a_containers_files_join_no_paths() -> None:
-    """Modules that touch a container's files import no path functions and never join a path to the
-    root's. The test reads their syntax trees; os.path.join is only for the bundle and for our own
-    program."""
+    """Modules that touch a container's files import no path functions and never join a path to that
+    of the container's root. The test reads their syntax trees; os.path.join is only for the bundle
+    and for our own program."""
     files = [
         f
         for name in NEAR_ROOTS

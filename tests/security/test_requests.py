@@ -98,8 +98,8 @@ def test_a_nul_in_any_text_is_refused(runtime: Runtime, path: str) -> None:
     ],
 )  # fmt: skip
 def test_a_configuration_that_is_no_object_is_refused(runtime: Runtime, text: str) -> None:
-    """Python's JSON would accept these documents or recurse into them. The command fails with a
-    clean error."""
+    """Python's JSON parser would accept these configurations or recurse into them. The command
+    fails with a clean error."""
     box = runtime.box("true")
     (box.folder / "config.json").write_text(text)
     clean(box.create())

@@ -276,8 +276,8 @@ def test_capabilities_and_groups_are_the_requested_ones(server: Server, pod: str
 
 
 def test_annotations_do_not_change_the_specification(server: Server, pod: str) -> None:
-    """CVE-2024-3154, CVE-2026-53492's kin: annotations of pod and container would be carried out by
-    a runtime or by systemd. The specification has none of them, and the container runs as without
+    """CVE-2024-3154, CVE-2026-53492's kin: pod and container have annotations that a runtime or
+    systemd would carry out. The specification has none of them, and the container runs as without
     them."""
     orders = {
         "org.systemd.property.ExecStartPre": "'/bin/sh'", "run.oci.delegate-cgroup": "../..",

@@ -1,5 +1,5 @@
-"""Makes a cluster's certificates: one authority in a folder, the certificates that it signs beside
-it, and kubeconfigs that point there."""
+"""Makes a cluster's certificates: one certificate authority (CA) in a folder, the certificates that
+it signs beside it, and kubeconfigs that point there."""
 
 from __future__ import annotations
 

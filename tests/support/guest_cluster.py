@@ -91,7 +91,7 @@ class GuestNode:
 
 
 class GuestCluster(Kubectl):
-    """`folder` is for certificates and sockets."""
+    """A cluster of two guests. `folder` is for certificates and sockets."""
 
     kubectl_timeout_s = 300.0
 

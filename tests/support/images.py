@@ -28,7 +28,7 @@ def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage
 
 
 def pause(**config: object) -> BuiltImage:
-    """Our pause as an image."""
+    """Return an image with our pause program."""
     files = {"pause": LayerFile(PAUSE.read_bytes(), 0o755)}
     return build.image([build.layer(files)], {"Entrypoint": ["/pause"], **config})
 

@@ -53,7 +53,7 @@ class Machine:
             self.cri("load", str(archive))
 
     def written(self, place: str) -> Path:
-        """Return the folder on this machine that gets the files which programs of the other one
+        """Return the folder, as seen from this machine, with the files that programs of `Machine`
         write below `place`."""
         return self.folder / "written" / place.strip("/")
 

@@ -2,7 +2,7 @@
 runc, the reference plugins.
 
 `python -m tests.support.toolchain kubernetes|kube-proxy|e2e|coredns|peer|go` builds one of them and
-prints its place. A finished build is not repeated; the version is part of its folder's name.
+prints its path. A finished build is not repeated; the version is part of its folder's name.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ def test_a_killed_create_counts_as_stopped(runtime: Runtime) -> None:
 
 
 def test_folders_of_others_in_the_root_are_no_containers(runtime: Runtime) -> None:
-    """A server's state, a socket's folder, an administrator's own folder may lie beside the
-    containers."""
+    """A server's state, a socket's folder or an administrator's own folder beside the containers is
+    not taken for a container."""
     if not runtime.is_pyrunc:
         pytest.skip("another runtime takes every folder for a container")
     foreign = {

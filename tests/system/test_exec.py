@@ -87,7 +87,7 @@ def test_exec_reads_a_process_from_a_file(box: Box, tmp_path: Path) -> None:
 
 
 def test_exec_reads_a_process_from_a_pipe(runtime: Runtime, box: Box) -> None:
-    """The shell's `<(...)` is a pipe, which can be read only once."""
+    """`exec --process` reads its file only once, so the shell's `<(...)`, a pipe, works."""
     process = {
         "args": ["echo", "piped"],
         "env": ["PATH=/bin"],
@@ -291,6 +291,6 @@ def test_the_pid_file_may_be_a_pipe(runtime: Runtime, box: Box) -> None:
 
 
 def test_sockets_of_another_process_are_not_passed(box: Box) -> None:
-    """A service manager passes descriptors to one process, whose children inherit its
-    environment."""
+    """A service manager passes descriptors to one process. `exec`, as a child of this process,
+    inherits LISTEN_FDS and does not pass it on."""
     assert box.exec("sh", "-c", "echo x$LISTEN_FDS", env={"LISTEN_FDS": "1"}).ok().out == "x\n"

@@ -216,7 +216,8 @@ def test_run_reaps_the_orphans_of_a_container_without_a_pid_namespace(
 
 
 def test_run_keeps_the_exit_code_while_orphans_end_at_once(runtime: Runtime) -> None:
-    """A SIGCHLD interrupts the handler of the one before."""
+    """`run` returns the container's exit code although each SIGCHLD interrupts the handler of the
+    one before."""
     kinds = [{"type": kind} for kind in ("mount", "network", "ipc", "uts")]
     script = "for i in $(seq 400); do (true & true & true &); done; exit 3"
     box = runtime.box("sh", "-c", script, namespaces=kinds)

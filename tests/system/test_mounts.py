@@ -190,7 +190,8 @@ def mount_points(runtime: Runtime) -> Iterator[None]:
 
 @pytest.mark.usefixtures("mount_points")
 def test_a_bind_of_a_path_in_the_root_shows_earlier_mounts(runtime: Runtime, data: Path) -> None:
-    """runc opens sources in the order of the mounts; its own tests build such trees."""
+    """A bind whose source is in the root shows earlier mounts there, as with runc, which opens
+    sources in the order of the mounts; runc's own tests build such trees."""
     (data / "link").symlink_to("/../../sub")
     (data / "sub" / "inner").write_text("inner\n")
     root = runtime.rootfs

@@ -139,7 +139,7 @@ def full() -> dict[str, Any]:
 
 
 def places(value: Any, here: Path_ = ()) -> Iterator[Path_]:
-    """Return the path of every property and element."""
+    """Return the path of every property and element of a configuration."""
     items = (
         value.items()
         if isinstance(value, dict)

@@ -30,8 +30,8 @@ def test_a_plan_is_printed_and_nothing_happens(runtime: Runtime) -> None:
 def test_the_trace_has_both_sides_in_the_order_of_the_plan(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """Hooks of every kind, a user namespace, limits, a seccomp listener, a console: what happens is
-    what was printed."""
+    """The trace shows the operations of parent and child in the order of the printed plan: hooks of
+    every kind, a user namespace, limits, a seccomp listener, a console."""
     agent = socket.socket(socket.AF_UNIX)
     agent.bind(str(tmp_path / "agent"))
     agent.listen(4)
@@ -102,7 +102,8 @@ def test_a_trace_has_the_duration_of_each_operation(
 
 
 def test_a_trace_is_right_in_a_time_namespace(runtime: Runtime, tmp_path: Path) -> None:
-    """The kernel shifts the process's monotonic clocks by `timeOffsets.monotonic`."""
+    """The times of a trace are right although the kernel shifts the process's monotonic clocks by
+    `timeOffsets.monotonic`."""
 
     def change(config: dict[str, Any]) -> None:
         config["linux"]["namespaces"].append({"type": "time"})

@@ -55,7 +55,7 @@ def programs() -> Path:
 
 @pytest.fixture(scope="module")
 def answers(programs: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str]]:
-    """Return each program's output."""
+    """Run the validation programs; return a dict: program -> (exit code, output)."""
     if "PYRUNC_RUNTIME" in os.environ:
         pytest.skip("the list of known failures is ours")
     folder = tmp_path_factory.mktemp("runtime-tools")

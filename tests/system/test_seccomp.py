@@ -45,8 +45,8 @@ def test_the_filter_applies_to_exec(runtime: Runtime) -> None:
 
 
 def test_a_profile_older_than_our_own_calls_still_works(runtime: Runtime) -> None:
-    """Only the calls that every program needs are allowed: the runtime may need no other behind
-    the filter."""
+    """The profile allows only the calls that every program needs: the runtime must make no others
+    once the filter is loaded."""
     if not runtime.is_pyrunc:
         pytest.skip("a Go program needs more calls behind its filter")
     names = (

@@ -15,7 +15,8 @@ from tests.system.harness import Result, Runtime
 
 @contextmanager
 def files(folder: Path, count: int) -> Iterator[list[int]]:
-    """Open that many files, each with its number in it, at 3 and up of a child."""
+    """Open this many files, each with its number in it, which a child gets as descriptors 3 and
+    up."""
     numbers = []
     for index in range(count):
         path = folder / f"file{index}"
@@ -31,8 +32,8 @@ def files(folder: Path, count: int) -> Iterator[list[int]]:
 def run(
     runtime: Runtime, folder: Path, script: str, listen: int, more: int, options: str = ""
 ) -> Result:
-    """Run the runtime by a shell that puts the files at 3 and up and declares the activation for
-    the runtime itself."""
+    """Run the runtime by a shell that makes the files descriptors 3 and up and sets the variables
+    of socket activation for the runtime's process."""
     box = runtime.box("sh", "-c", script)
     words = runtime.command("run", *options.split(), "--bundle", str(box.folder),
         box.id)  # fmt: skip

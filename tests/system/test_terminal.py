@@ -1,4 +1,4 @@
-"""Tests containers with a terminal: the recipient of the master, and the program's view."""
+"""Tests containers with a terminal: who gets the master, and what the program sees."""
 
 from __future__ import annotations
 
@@ -144,7 +144,8 @@ def test_captured_output_of_an_exec_has_the_bytes_of_the_program(runtime: Runtim
 
 
 def test_long_input_reaches_a_program_that_writes_as_much(runtime: Runtime, tmp_path: Path) -> None:
-    """A terminal takes no input while output fills it."""
+    """A program that writes as much as it reads gets all its input, although a terminal takes no
+    input while output fills it."""
     copy = {"destination": "/tmp", "source": str(tmp_path), "type": "bind", "options": ["bind"]}
 
     def change(config: dict[str, Any]) -> None:

@@ -56,7 +56,8 @@ def test_run_needs_a_process(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("keep", [False, True])
 def test_an_annotation_keeps_the_callers_groups(runtime: Runtime, keep: bool) -> None:
-    """podman's `--group-add keep-groups` sets this annotation of crun's."""
+    """A container keeps the caller's groups if it has crun's annotation, which podman's
+    `--group-add keep-groups` sets."""
     if keep and not runtime.is_pyrunc:
         pytest.skip("runc does not know the annotation")
 

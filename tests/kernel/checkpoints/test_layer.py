@@ -91,8 +91,8 @@ def test_a_layers_files_are_the_same_after_a_restore(
 
 
 def test_files_that_a_folder_hides_are_removed(upper: Path, tar: Path, tmp_path: Path) -> None:
-    """An opaque folder removes the image's content of this folder; a folder in it hides content as
-    well."""
+    """Files of the image that an opaque folder hides are recorded as removed, also those below a
+    folder in it."""
     lower = tmp_path / "lower"
     for name in ("a/keep", "a/gone", "a/sub/old", "b/other"):
         (lower / name).parent.mkdir(parents=True, exist_ok=True)

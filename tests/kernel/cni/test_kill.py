@@ -47,7 +47,7 @@ def requests_of(pod: Pod) -> dict[str, str]:
 def child(
     plugin: CniPlugin, pod: Pod, config: dict[str, Any], output: Path | None = None
 ) -> Iterator[int]:
-    """Run the plugin's ADD in a forked child."""
+    """Run ADD of `plugin` in a forked child; yield its pid."""
     pid = os.fork()
     if pid == 0:
         code, content = answer(plugin, requests_of(pod), json.dumps(config).encode())

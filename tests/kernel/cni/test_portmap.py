@@ -259,7 +259,7 @@ def test_a_udp_flow_follows_the_port_to_its_new_pod(net: Host) -> None:
 def test_ports_open_and_close_where_flows_cannot_be_deleted(
     net: Host, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The kernel has no nf_conntrack_netlink: it answers EINVAL."""
+    """Ports open and close although the kernel has no nf_conntrack_netlink and answers EINVAL."""
 
     def refuse(ports: Collection[int]) -> int:
         raise NetlinkError(errno.EINVAL)

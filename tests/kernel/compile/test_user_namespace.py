@@ -84,7 +84,7 @@ def test_an_unmapped_user_is_refused(mapped: Box) -> None:
 
 
 def own_cgroup(box: Box, *options: str) -> None:
-    """Give the container its own writable cgroup tree, with more `options`."""
+    """Mount the container's cgroup tree without `ro` and with further `options`."""
     place = next(m for m in box.config["mounts"] if m["destination"] == "/sys/fs/cgroup")
     place["options"] = [option for option in place["options"] if option not in ("ro", "rw")] + list(
         options

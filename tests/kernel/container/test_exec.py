@@ -185,8 +185,8 @@ def test_an_exec_in_an_ended_container_is_an_error(box: Box) -> None:
 
 
 def test_an_exec_works_after_init_moved_into_a_group_below(box: Box) -> None:
-    """An init that moves itself into a group below leaves a group that accepts no more
-    processes."""
+    """An exec works although init has moved itself into a cgroup below the container's, which
+    accepts no more processes then."""
     with box.running() as (created, request):
         assert created.cgroup is not None
         below = Path(created.cgroup.directory) / "below"
@@ -204,7 +204,8 @@ def test_an_exec_works_after_init_moved_into_a_group_below(box: Box) -> None:
 
 
 def test_an_exec_follows_init_when_the_containers_group_is_gone(box: Box) -> None:
-    """An init that may write to the cgroup tree can move to another group and remove its own."""
+    """An exec runs in init's cgroup when an init that may write to the cgroup tree has moved to
+    another cgroup and removed the container's."""
     with box.running() as (created, request):
         assert created.cgroup is not None
         group = Path(created.cgroup.directory)

@@ -231,8 +231,8 @@ def test_a_step_that_fails_undoes_all(
 
 
 def test_a_large_specification_is_accepted(box: Box) -> None:
-    """It has hundreds of mounts and a megabyte of environment: the runtime has no limit of its
-    own."""
+    """A specification with hundreds of mounts and a megabyte of environment is accepted: the
+    runtime has no limit of its own."""
     (box.image / "data").mkdir()
     for number in range(300):
         box.bind(box.image / "data", f"/many/{number:03}", "rbind", "rprivate")

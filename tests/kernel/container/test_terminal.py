@@ -1,5 +1,5 @@
-"""Terminals: from the container's own devpts, the master sent to the caller, with a controlling
-terminal, size and owner."""
+"""Terminals come from the container's own devpts. The caller gets the master; the process gets a
+controlling terminal with the right size and owner."""
 
 from __future__ import annotations
 

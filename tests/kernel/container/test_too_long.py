@@ -83,7 +83,7 @@ def box(box: Box) -> Box:
 def test_the_error_names_a_string_too_long_for_a_container(
     box: Box, sent: str, tmp_path: Path
 ) -> None:
-    """The kernel's E2BIG does not name the string."""
+    """The error names the string that is too long; the kernel's E2BIG does not."""
     change, text = LONG[sent]
     process = {**PROCESS, **change}
     box.process["env"] = process["env"]

@@ -195,7 +195,9 @@ def test_a_user_can_start_in_a_working_directory_of_root(box: Box) -> None:
 
 @pytest.mark.parametrize("number", range(3, 24))
 def test_a_working_directory_behind_a_descriptor_stays_inside(box: Box, number: int) -> None:
-    """CVE-2024-21626: the caller leaves descriptors of the host's root open."""
+    """CVE-2024-21626: the caller leaves descriptors of the host's root open, and the working
+    directory is a path through /proc/self/fd. The start fails, or the working directory is in the
+    container's root."""
     if number % 4:
         box.process["cwd"] = f"/proc/self/fd/{number}"
     else:

@@ -41,7 +41,7 @@ def ip(*words: str) -> str:
 
 
 def add(name: str, *addresses: str) -> None:
-    """Add one end of a veth pair whose other end stays here."""
+    """Add a veth device with these addresses; its other end `x-NAME` stays here."""
     ip("link", "add", name, "type", "veth", "peer", "name", f"x-{name}")
     ip("link", "set", name, "mtu", "1400", "up")
     for address in addresses:

@@ -1,4 +1,5 @@
-"""Promises of `launch` about descriptors, signals, the executable and the end of a program."""
+"""Tests what `launch` guarantees for descriptors, signals, the executable and the end of a
+program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of operation, every rule, on the real launcher of each architecture."""
+"""Tests every kind of operation, with its rules, on the real launcher of each architecture."""
 
 from __future__ import annotations
 

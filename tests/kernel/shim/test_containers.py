@@ -388,7 +388,8 @@ async def test_a_failing_hook_is_a_start_error(pod: TestPod) -> None:
 async def test_poststop_hooks_run_before_the_container_is_forgotten(
     pod: TestPod, failed: bool
 ) -> None:
-    """They also run after a failed start. The hook waits at a named pipe."""
+    """The shim forgets a container only after the poststop hooks have ended, also after a failed
+    start. The hook waits at a named pipe."""
     gate, trace = pod.folder / "gate", pod.folder / "trace"
     os.mkfifo(gate)
     pod.container("a", "true")
@@ -415,7 +416,8 @@ async def test_poststop_hooks_run_before_the_container_is_forgotten(
 
 
 async def test_a_worker_killed_during_a_start_leaves_nothing(pod: TestPod) -> None:
-    """A hook blocks the start at the point where the container's process exists."""
+    """A stop kills the worker while a hook blocks the start, when the container's process exists.
+    No process and no cgroup remains."""
     reached = pod.folder / "reached"
     hook = {"path": "/bin/sh", "args": ["sh", "-c", f"echo > {reached}; exec sleep 100"]}
     pod.container("a", "echo never")

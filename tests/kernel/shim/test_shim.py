@@ -250,7 +250,8 @@ async def test_sigkill_follows_the_grace_period_without_the_server(pod: TestPod)
 
 
 async def test_a_stop_continues_when_the_server_is_killed(pod: TestPod) -> None:
-    """Another process calls stop and is killed after the signal, during the grace period."""
+    """The shim completes a stop although the process that called it is killed after the first
+    signal, during the grace period."""
     await _ready(pod, "a", "trap 'echo stopping' TERM; echo ready; while :; do sleep 0.05; done")
     script = (
         "import asyncio, sys\n"

@@ -574,7 +574,8 @@ def _write_all(fd: int, content: bytes) -> None:
 
 
 async def test_an_exit_is_reported_while_the_shim_cannot_write_a_file(pod: TestPod) -> None:
-    """Neither exit.json nor the shim's log can be written when the state directory is full."""
+    """An exit is reported although neither exit.json nor the shim's log can be written, as when the
+    state directory is full."""
     resource = __import__("resource")
     started = await pod.run("a", "exec sleep 1000")
     stopping = asyncio.ensure_future(pod.client.stop("a", signal.SIGWINCH, 60))

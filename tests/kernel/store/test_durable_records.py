@@ -29,8 +29,8 @@ def after_a_power_cut(image: Path, place: Path) -> list[bytes]:
 def test_a_record_that_is_named_first_is_empty_or_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cut comes when the name is in the journal, committed with another file's fsync, and the
-    content still in memory."""
+    """A record is empty if the power is cut when another file's fsync has committed the record's
+    name to the journal, but the content is still in memory. After the write it is complete."""
     image, disk = make_ext4(tmp_path / "disk"), tmp_path / "mounted"
     disk.mkdir()
     subprocess.run(["mount", "-o", OPTIONS, image, disk], check=True)

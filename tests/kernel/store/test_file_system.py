@@ -37,7 +37,7 @@ def mount() -> Iterator[Mount]:
 
 
 def check(tmp_path: Path) -> Paths:
-    """Run the checks that a server runs first."""
+    """Run the checks that a server runs at its start."""
     with claimed(tmp_path / "root", tmp_path / "state") as paths:
         file_system.check(paths)
         return paths

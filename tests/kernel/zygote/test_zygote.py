@@ -152,7 +152,7 @@ async def test_many_jobs_run_at_once(zygote: Zygote) -> None:
 
 
 async def test_a_timeout_kills_all_processes_of_the_job(zygote: Zygote, tmp_path: Path) -> None:
-    """The timeout is long enough for three processes to start; without it they would sleep for 100
+    """The timeout is long enough for three processes to start, which would otherwise sleep for 100
     s."""
     pids = tmp_path / "pids"
     started = time.monotonic()
