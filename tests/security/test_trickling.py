@@ -33,7 +33,7 @@ BASE = image([noise(1), noise(2)])
 
 @pytest.fixture
 def trickling(tmp_path: Path) -> Iterator[Registry]:
-    """Start the attacker's registry."""
+    """Start the attacker's registry, which `trickled` makes slow."""
     with Registry(tmp_path / "trickling") as running:
         yield running
 

@@ -44,7 +44,8 @@ class Authority:
         )
 
     def sign(self, name: str, subject: str, names: Iterable[str] = ()) -> None:
-        """Sign a certificate for `subject`, valid under NAMES and `names` (`IP:…`, `DNS:…`)."""
+        """Sign a certificate for `subject` that is valid for the names in NAMES and `names`
+        (`IP:…`, `DNS:…`)."""
         extensions, request = self.folder / f"{name}.names", f"{self.folder}/{name}.csr"
         extensions.write_text(
             f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"  # noqa: E501

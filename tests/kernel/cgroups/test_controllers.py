@@ -1,4 +1,4 @@
-"""The controllers of a group's parents, which `Cgroup.create` enables."""
+"""Tests that `Cgroup.create` enables the controllers in the parents of a cgroup."""
 
 from __future__ import annotations
 

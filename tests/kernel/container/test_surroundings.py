@@ -252,7 +252,7 @@ def test_a_container_can_share_our_mount_namespace(box: Box) -> None:
 
 
 def test_root_of_a_user_namespace_can_start_a_container(box: Box, tmp_path: Path) -> None:
-    """podman calls a runtime without privileges in this way: as root of a user namespace, in a new
+    """Without privileges podman calls a runtime in this way: as root of a user namespace, in a new
     mount namespace."""
     script = (
         "import sys\n"

@@ -205,7 +205,7 @@ def test_symlinks_stay_inside(box: Box, data: Path, tmp_path: Path) -> None:
 
 def test_a_swapped_folder_never_leads_outside(box: Box, data: Path, tmp_path: Path) -> None:
     """CVE-2021-30465, CVE-2024-45310: another process swaps a folder of a shared volume with a
-    symlink while mounts are made."""
+    symlink while mounts are made. Nothing is made in the folder to which the link leads."""
     canary, volume = tmp_path / "canary", tmp_path / "volume"
     canary.mkdir()
     (volume / "d").mkdir(parents=True)

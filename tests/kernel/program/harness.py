@@ -26,7 +26,7 @@ SYNC = 700  # where the socket is in the launcher; the program is one above
 
 
 def program_of(name: str, machine: str) -> list[str]:
-    """Return the command that runs our static program `name` of that architecture."""
+    """Return the command that runs our static program `name` for the architecture `machine`."""
     if machine == NATIVE:
         return [str(Path(LAUNCHER).parent / name)]
     if not shutil.which("qemu-aarch64-static") or not shutil.which("aarch64-linux-gnu-gcc"):

@@ -489,8 +489,9 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
 
 
 async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:
-    """The shim has the score -999 where it may lower its score. Elsewhere the test raises it,
-    because no process may go below the lowest score that was set with CAP_SYS_RESOURCE."""
+    """The shim has another score than the test: -999 where it may lower its score. Elsewhere the
+    test raises the shim's score, because no process may go below the lowest score that was set with
+    CAP_SYS_RESOURCE."""
     if not holds("CAP_SYS_RESOURCE"):
         own_score = int(Path("/proc/self/oom_score_adj").read_text())
         Path(f"/proc/{pod.pid}/oom_score_adj").write_text(str(own_score + 300))

@@ -53,8 +53,8 @@ async def test_an_ended_shim_has_logged_what_it_has_read(pod: TestPod, tmp_path:
 async def test_a_shim_whose_log_cannot_be_written_continues(
     pod: TestPod, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file size limit on the shim stands for the full disk. The output that waits would be lost
-    with the shim."""
+    """An outdated shim does not end while it cannot write its log, because the output that waits
+    would be lost with it. A file size limit on the shim stands for the full disk."""
     limit = resource.RLIM_INFINITY
     started = await pod.run(
         "a", "printf begin; echo ready >&2; read x; echo $x; sleep 1000", stdin=True

@@ -144,8 +144,8 @@ async def test_reopening_the_log_of_an_exited_container_is_refused_and_makes_no_
 
 @pytest.mark.requirement("11.4")
 async def test_a_container_survives_a_full_disk_of_its_log(pod: TestPod) -> None:
-    """A file size limit on the shim stands for the full disk; the test removes the limit
-    afterwards."""
+    """A container runs on while its log's disk is full. A file size limit on the shim stands for
+    the full disk; the test removes the limit afterwards."""
     await pod.client.state()
     resource = __import__("resource")
     resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
