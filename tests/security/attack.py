@@ -117,7 +117,8 @@ class Swapping:
 
 
 def slowly(runtime: Runtime, calls: Sequence[str], delay_ms: float = 2.0) -> Runtime:
-    """Return the same runtime, paused at the entry of each of these calls, in all its processes."""
+    """Return the same runtime under strace, which pauses all its processes at the entry of each of
+    the system calls `calls`."""
     slow = Runtime(runtime.folder, runtime.rootfs)
     slow.ids = runtime.ids
     names = ",".join(calls)
@@ -129,7 +130,8 @@ def slowly(runtime: Runtime, calls: Sequence[str], delay_ms: float = 2.0) -> Run
 
 
 def traced(runtime: Runtime, log: Path, calls: str) -> Runtime:
-    """Return the same runtime, with the calls of all its processes written to `log`."""
+    """Return the same runtime under strace, which writes the system calls `calls` of all its
+    processes to `log`."""
     watched = Runtime(runtime.folder, runtime.rootfs)
     watched.ids = runtime.ids
     watched.program = [

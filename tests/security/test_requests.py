@@ -23,7 +23,8 @@ Config = dict[str, Any]
 
 
 def clean(result: Any) -> None:
-    """Assert that a command is refused in one line, by a check and not by an accident."""
+    """Assert that a check refuses the command with one line of error, without a traceback or an
+    internal error."""
     refused(result)
     assert "Traceback" not in result.err and "internal error" not in result.err, result
     assert len(result.err.strip().splitlines()) == 1, result

@@ -135,7 +135,7 @@ class ControlPlane:
         self._start(programs / "kube-scheduler", "--kubeconfig", own, "--leader-elect=false")
 
     def stop(self) -> None:
-        """End the programs in reverse order."""
+        """End the programs, those that started last first."""
         for name in reversed(PROGRAMS):
             self.programs[name].stop()
 

@@ -80,7 +80,7 @@ class GuestControlPlane:
             self._programs[name].start([*self._command(name), "--secure-port=0"])
 
     def stop(self) -> None:
-        """End the programs in reverse order."""
+        """End the programs, those that started last first."""
         for program in reversed(self._programs.values()):
             program.stop()
 

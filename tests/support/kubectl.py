@@ -10,7 +10,7 @@ from tests.support import toolchain
 
 
 class Hosted(Protocol):
-    """A node by its name in the cluster."""
+    """Anything with a node's name in the cluster."""
 
     host: str
 

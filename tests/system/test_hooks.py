@@ -1,5 +1,5 @@
-"""Tests all six kinds of hooks of one container: order, state, place, time limits, and the effect
-of a failure of each."""
+"""Tests all six kinds of hooks of one container: their order, the state that they get, where they
+run, time limits, and the effect of a failure of each."""
 
 from __future__ import annotations
 

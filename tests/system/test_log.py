@@ -1,4 +1,4 @@
-"""Tests the log of a command: its place, its format, and the messages of --debug."""
+"""Tests the log of a command: where it is written, its format, and the messages of --debug."""
 
 from __future__ import annotations
 

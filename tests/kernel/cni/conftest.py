@@ -1,4 +1,4 @@
-"""A host for each test."""
+"""Provides a throwaway host, a network namespace, for each test."""
 
 from __future__ import annotations
 

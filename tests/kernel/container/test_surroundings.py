@@ -1,5 +1,5 @@
-"""Callers of every kind: few descriptors, none at all, an odd umask, ignored signals, threads,
-many at once, killed halfway."""
+"""Tests callers of every kind: few descriptors, none at all, an odd umask, ignored signals,
+threads, many at once, killed halfway."""
 
 from __future__ import annotations
 

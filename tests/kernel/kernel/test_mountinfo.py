@@ -1,4 +1,4 @@
-"""The list of mounts, with mount points of every name that the kernel accepts."""
+"""Tests the list of mounts, with mount points of every name that the kernel accepts."""
 
 from __future__ import annotations
 

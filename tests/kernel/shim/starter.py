@@ -45,7 +45,7 @@ class DirectPause(CompiledPause):
 
 
 class DirectCompiler:
-    """Reads config.json and launch.json as the library does."""
+    """Reads config.json and launch.json as the runtime library does."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -200,8 +200,8 @@ def _spawn(
     slave: int | None,
     group: Cgroup,
 ) -> int:
-    """Starts the process and returns after its execve, as the library does: before, the process may
-    be in no cgroup yet."""
+    """Starts the process and returns after its execve, as the runtime library does: before, the
+    process may be in no cgroup yet."""
     executed, executing = os.pipe2(os.O_CLOEXEC)
     pid = os.fork()
     if pid:
