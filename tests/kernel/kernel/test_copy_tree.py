@@ -95,7 +95,7 @@ def test_holes_stay_holes(tmp_path: Path) -> None:
 
 @pytest.fixture
 def many_descriptors() -> Iterator[None]:
-    """Open as many descriptors as a login may have: 1024."""
+    """Let this process open more than 1024 descriptors: as many as its hard limit allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     yield
