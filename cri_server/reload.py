@@ -48,9 +48,9 @@ async def reload_on_request(services: Services, read: Read, requested: asyncio.E
 
 
 def apply(services: Services, changed: Config) -> list[ConfigChange]:
-    """Apply the settings of `changed` that a running server can change; return all differences.
-    Before any change, raises InvalidSpec for an invalid limit, and WrongState when the log is to go
-    to journald but journald does not run."""
+    """Apply the settings of `changed` that a running server can change; return all differences from
+    the previous configuration. Before any change, raises InvalidSpec for an invalid limit, and
+    WrongState when the log is to go to journald but journald does not run."""
     before = services.config
     differences = changes(before, changed)
     config = after_reload(before, changed)

@@ -52,10 +52,10 @@ async def prepare(
     open_sources: OpenSources,
     binds: Sequence[HostBind] | None = None,
 ) -> None:
-    """Have the shim compile the launch and make the container's cgroup. `open_sources`: the host
-    paths that are open already. This function opens the other sources of `binds`, and adds them to
-    `open_sources`. A shim that does not answer in time is killed, and another shim takes over its
-    pods. Raises Error."""
+    """Have the shim compile the container's launch and make the container's cgroup. `open_sources`:
+    the host paths that are open already. This function opens the other sources of `binds`, and adds
+    them to `open_sources`. A shim that does not answer in time is killed, and another shim takes
+    over its pods. Raises Error."""
     folder = services.paths.container_state(container.id)
     mounted = await services.images.mounts([container.image_id, *container.mounted_images.values()])
     binds = await _open_all(services, folder, open_sources, binds)

@@ -30,8 +30,8 @@ DIAL_TIMEOUT_S = 10.0
 def check_exec(
     services: Services, request: api.ExecRequest, changes: Mapping[str, Any] | None = None
 ) -> ExecSessionOptions:
-    """Check the request and return the session's options. `changes`: `user`, `cwd` and `env` that
-    override those of the container's OCI process.
+    """Check an Exec request and return the session's options. `changes`: `user`, `cwd` and `env`
+    that override those of the container's OCI process.
 
     Raises InvalidArgument, NotFound, WrongState.
     """

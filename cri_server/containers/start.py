@@ -1,5 +1,5 @@
-"""StartContainer: has the shim carry out the launch, and returns when the container's command has
-been executed (execve)."""
+"""StartContainer: has the shim carry out the container's launch, and returns when the container's
+command has been executed (execve)."""
 
 from __future__ import annotations
 

@@ -31,8 +31,9 @@ _UNNAMED_PREFIX = "/proc/"
 
 
 def is_name(path: str) -> bool:
-    """Return whether a recorded path of a namespace is a bind mount of this module. Earlier
-    versions recorded /proc/SHIM/fd/N, which is valid only while that shim lives."""
+    """Return whether `path`, recorded for a network namespace, is a bind mount made by
+    NamespaceNames. Earlier versions recorded /proc/SHIM/fd/N, which is valid only while that shim
+    lives."""
     return bool(path) and not path.startswith(_UNNAMED_PREFIX)
 
 

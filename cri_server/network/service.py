@@ -417,8 +417,9 @@ class NetworkService:
 
 
 class _SandboxTurns:
-    """Locks for the calls of the network. During a `with` block of `of(sandbox_id)` no other call
-    for this sandbox runs. During a `with` block of `alone()` no call for any sandbox runs."""
+    """Locks that order the calls of NetworkService. During a `with` block of `of(sandbox_id)` no
+    other call for this sandbox runs. During a `with` block of `alone()` no call for any sandbox
+    runs."""
 
     def __init__(self) -> None:
         self._sandboxes = KeyedLock()

@@ -265,8 +265,8 @@ class Merge:
         changes: api.LinuxResources,
         targets: list[api.LinuxResources],
     ) -> None:
-        """Copy each field that is set in `changes` to all `targets`, and make `plugin` its owner in
-        the container `identifier`. Raises Conflict."""
+        """Copy each resource field that is set in `changes` to all `targets`, and make `plugin` its
+        owner in the container `identifier`. Raises Conflict."""
         parts: tuple[tuple[Callable[[Any], Any], Mapping[str, api.Field]], ...] = (
             (lambda resources: resources.memory, MEMORY_FIELDS),
             (lambda resources: resources.cpu, CPU_FIELDS),

@@ -56,8 +56,9 @@ class NriObserver(LifecycleObserver):
     # -- start and end
 
     async def start(self) -> None:
-        """Start the plugins of the folder, wait until they have joined, then listen for external
-        plugins. Raises WrongState when the socket for external plugins cannot be created."""
+        """Start the plugins of the plugin folder, wait until they have joined, then listen for
+        external plugins. Raises WrongState when the socket for external plugins cannot be created.
+        """
         for sandbox in self._services.index.sandboxes:
             self._states[sandbox.id] = RUNNING if sandbox.state == cri.SANDBOX_READY else STOPPED
         for container in self._services.index.containers:

@@ -282,8 +282,8 @@ class ShimClient:
 
     async def end_shim(self) -> None:
         """Have the shim log all output that it has read, and then end; its pods' processes run on.
-        The process ends shortly after the answer. Call this on a connection to the shim's own
-        folder, not to a pod's. Raises Unsupported for a shim that does not know the call, and
+        The shim's process ends shortly after the answer. Call this on a connection to the shim's
+        own folder, not to a pod's. Raises Unsupported for a shim that does not know the call, and
         ResourceExhausted for a shim that continues because it cannot write a log."""
         await self._ask(messages.EndShim(), messages.Done)
 

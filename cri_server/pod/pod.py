@@ -103,8 +103,8 @@ class Pod:
                 await client.stop(container.id, signal.SIGKILL, 0.0)
 
     async def _abandon(self, what: str, waited_s: float) -> None:
-        """Log that the shim did not answer a call about `what` for `waited_s` seconds, then kill
-        the shim and all processes of the pod."""
+        """Log that the shim did not answer a call about the sandbox or container `what` for
+        `waited_s` seconds, then kill the shim and all processes of the pod."""
         log.error("%s: its shim did not answer for %g s and is killed", what, waited_s)
         await self._shims.kill_pod(self._sandbox)
 

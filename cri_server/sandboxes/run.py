@@ -104,8 +104,8 @@ def check_handler(services: Services, config: api.PodSandboxConfig, handler: str
 
 
 def check(config: api.PodSandboxConfig) -> None:
-    """Check the parts of the request that depend on neither the node nor the runtime handler.
-    Raises InvalidArgument."""
+    """Check the parts of the RunPodSandbox request that depend on neither the node nor the runtime
+    handler. Raises InvalidArgument."""
     metadata = config.metadata
     if not config.HasField("metadata") or not (
         metadata.name and metadata.namespace and metadata.uid

@@ -109,16 +109,16 @@ async def _save(
 
 
 async def remove_sandbox(paths: Paths, trash: Trash, sandbox: Sandbox) -> None:
-    """Move the record and the sandbox's folder in the root directory to the trash, and delete the
-    sandbox's state folder. A save that runs at the same time does not bring the record back. Raises
+    """Move the sandbox's record and its folder in the root directory to the trash, and delete its
+    state folder. A save that runs at the same time does not bring the record back. Raises
     KernelError."""
     root, state = paths.sandbox_root(sandbox.id), paths.sandbox_state(sandbox.id)
     await _remove(sandbox, paths.sandbox_record(sandbox.id), trash, root, state)
 
 
 async def remove_container(paths: Paths, trash: Trash, container: Container) -> None:
-    """Move the record and the writable layer to the trash, and delete the state folder. A save
-    that runs at the same time does not bring the record back. Raises KernelError."""
+    """Move the container's record and writable layer to the trash, and delete its state folder. A
+    save that runs at the same time does not bring the record back. Raises KernelError."""
     root, state = paths.container_root(container.id), paths.container_state(container.id)
     await _remove(container, paths.container_record(container.id), trash, root, state)
 

@@ -140,7 +140,7 @@ class ForwardLimits:
 
     @contextlib.asynccontextmanager
     async def dialing(self) -> AsyncIterator[None]:
-        """Wait until a dial of this session may run. The dial counts as running during the
+        """Wait until a dial of this session may run. The dial counts as running during the `with`
         block."""
         async with self._session_dials, self._dials.turn(self._pod):
             yield

@@ -21,8 +21,8 @@ def undefined(text: str, values: Mapping[str, str]) -> list[str]:
 
 
 def environment(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Expand variables in order: a value may refer to earlier variables. If a name occurs twice,
-    the last value is used."""
+    """Expand the values of environment variables in order: a value may refer to earlier variables.
+    If a name occurs twice, the last value is used."""
     values: dict[str, str] = {}
     for name, text in pairs:
         values[name] = expand(text, values)

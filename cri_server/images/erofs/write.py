@@ -44,9 +44,9 @@ class SparseFile:
 
 @dataclass(slots=True)
 class EncodedIndex:
-    """The index of an image. `content`: the metadata, with which the file begins. `sparse`: the
-    data of sparse files, which must be copied into the file after the metadata. `size_bytes`: the
-    size of the whole file."""
+    """The encoded EROFS index of an image. `content`: the metadata, with which the file begins.
+    `sparse`: the data of sparse files, which must be copied into the file after the metadata.
+    `size_bytes`: the size of the whole file."""
 
     content: bytearray
     size_bytes: int

@@ -54,8 +54,8 @@ class Layer:
 
     @classmethod
     def read(cls, folder: str) -> Layer:
-        """Read the record in `folder`. It is validated, because its writer has read hostile bytes.
-        Raises NotFound, DamagedRecord."""
+        """Read the record in `folder`. It is validated, because the process that wrote it has read
+        hostile bytes. Raises NotFound, DamagedRecord."""
         # Not at the top, because msgspec takes 1.3 MiB of the zygote, whose jobs read no record.
         import msgspec
 

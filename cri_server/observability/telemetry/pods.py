@@ -35,8 +35,8 @@ async def take(services: Services) -> Snapshot:
 
 def _family(descriptor: api.MetricDescriptor, kind: int) -> Family:
     """Convert a metric's descriptor to a Prometheus family without samples. A counter whose name
-    does not end in `_total` becomes a gauge, because the client library appends `_total` to the
-    names of counters."""
+    does not end in `_total` becomes a gauge, because Prometheus' client library appends `_total` to
+    the names of counters."""
     is_counter = kind == api.COUNTER and descriptor.name.endswith(_TOTAL)
     name = descriptor.name.removesuffix(_TOTAL) if is_counter else descriptor.name
     return Family(

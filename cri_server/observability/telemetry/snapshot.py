@@ -54,7 +54,7 @@ GAUGES: dict[str, tuple[str, Labels]] = {
 @dataclass(slots=True)
 class Family:
     """A metric. `samples` maps the values of `labels` to the metric's value. The `name` of a
-    counter lacks the suffix `_total`: the client library appends it."""
+    counter lacks the suffix `_total`: Prometheus' client library appends it."""
 
     name: str
     kind: Literal["gauge", "counter"]
