@@ -86,7 +86,9 @@ def report(differences: list[ConfigChange]) -> None:
                 after,
             )
     count = sum(change.reloads for change in differences)
-    log.info("the configuration is reloaded: %d of %d differences applied", count, len(differences))
+    log.info(
+        "the configuration is reloaded: %d of %d changed settings applied", count, len(differences)
+    )
 
 
 def configure_log(config: Config) -> None:

@@ -49,7 +49,8 @@ def parse(config: PluginConfig) -> PortmapSettings:
     requested = config.capability("portMappings") or []
     if not isinstance(requested, list) or len(requested) > _MAPPINGS_LIMIT:
         raise CniError(
-            INVALID_CONFIG, f"runtimeConfig.portMappings: not a list of at most {_MAPPINGS_LIMIT}"
+            INVALID_CONFIG,
+            f"runtimeConfig.portMappings: not a list of at most {_MAPPINGS_LIMIT} mappings",
         )
     mappings = (
         _mapping(item, f"runtimeConfig.portMappings[{index}]")

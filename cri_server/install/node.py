@@ -174,7 +174,8 @@ def refuse_with_server(request: InstallRequest) -> None:
             request.is_live and _unit_runs()
         ):
             raise WrongState(
-                f"a server that systemd did not start uses {folder}: stop `pyrunc-cri serve` first"
+                f"{folder} is in use by a server that systemd did not start:"
+                " stop `pyrunc-cri serve` first"
             )
 
 

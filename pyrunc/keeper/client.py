@@ -84,7 +84,7 @@ class StoredEntry(Value):
         except BaseException as error:
             close_all(self.fds)
             if isinstance(error, ValueError):
-                raise PeerError(f"an entry of the keeper is not JSON: {error}") from None
+                raise PeerError(f"an entry that the keeper stores is not JSON: {error}") from None
             raise
 
 

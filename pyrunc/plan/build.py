@@ -295,7 +295,7 @@ def _root_filesystem(
     propagation = mounts.PROPAGATION.get(linux.rootfs_propagation, 0)
     private = propagation & mounts_abi.MS_PRIVATE
     if private and not pivot:
-        raise InvalidSpec("linux.rootfsPropagation", "a private root needs pivot_root")
+        raise InvalidSpec("linux.rootfsPropagation", "private propagation needs pivot_root")
     inherited = (mounts_abi.MS_PRIVATE if private else mounts_abi.MS_SLAVE) | mounts_abi.MS_REC
     ops = [model.SetPropagation(inherited), model.AttachRoot(inherited, root_place)]
     for i, mount in enumerate(spec.mounts):

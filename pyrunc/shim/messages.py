@@ -268,7 +268,7 @@ class DropContainer(Request):
 
 class StartContainer(Request):
     """Start a container that was created. Raises NotFound if it was not created, AlreadyExists if
-    it was started before, WrongState if the pod's pause process has ended."""
+    it has been started already, WrongState if the pod's pause process has ended."""
 
     call = "start_container"
     container: Id

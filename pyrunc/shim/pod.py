@@ -161,7 +161,7 @@ class ShimPod:
 
     def _start_pause(self, call: ShimCall, request: messages.StartPause) -> None:
         if self._pause or self._pause_starting:
-            raise AlreadyExists("the pod's pause process was started before")
+            raise AlreadyExists("the pod's pause process has been started already")
         compiler = self._starter.pause_compiler(self.sandbox_dir, timed=request.timed)
         self._pause_starting = True
 
@@ -272,7 +272,7 @@ class ShimPod:
     def _create_container(self, call: ShimCall, request: messages.CreateContainer) -> None:
         container_id = request.container
         if container_id in self._containers:
-            raise AlreadyExists(f"container {container_id} was started before")
+            raise AlreadyExists(f"container {container_id} has been started already")
         self._drop(container_id)
         directory, fds = f"{self._containers_dir}/{container_id}", call.take_fds()
 
@@ -304,7 +304,7 @@ class ShimPod:
     def _start_container(self, call: ShimCall, request: messages.StartContainer) -> None:
         container_id = request.container
         if container_id in self._containers:
-            raise AlreadyExists(f"container {container_id} was started before")
+            raise AlreadyExists(f"container {container_id} has been started already")
         # the paths of its namespaces contain its pid, which may be reused
         if self._pause and not self._pause_running:
             raise WrongState("the pod's pause process has ended")
@@ -536,7 +536,7 @@ class ShimPod:
     def _exec(self, call: ShimCall, request: messages.StartExec) -> None:
         container, exec_id, tty = self._running(request.container), request.exec, request.tty
         if exec_id in self._execs:
-            raise AlreadyExists(f"exec session {exec_id} was started before")
+            raise AlreadyExists(f"exec session {exec_id} has been started already")
         forked = self._starter.exec_needs_fork(request, container)
         streams = ProcessPipes(**{n: getattr(request, n) and not tty for n in messages.STREAMS})
         session = self._execs[exec_id] = SupervisedExec(exec_id, container, call.connection)

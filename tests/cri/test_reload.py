@@ -51,7 +51,7 @@ def test_a_reload_names_the_keys_that_need_a_restart(server: Server) -> None:
     assert pinned(server)
     assert f'images.pinned is now ["{IMAGE}"], it was []' in output
     assert "streaming.port stays 0 until the server is restarted; the file says 1" in output
-    assert "1 of 2 differences applied" in output
+    assert "1 of 2 changed settings applied" in output
 
 
 def test_a_reload_changes_the_limits_of_new_containers(server: Server) -> None:
@@ -89,8 +89,8 @@ def test_an_invalid_file_changes_nothing(server: Server, text: str, why: str) ->
 
 def test_the_log_changes_its_level_and_form(server: Server) -> None:
     output = reload(server, '[server]\nlog_format = "json"\n')
-    [line] = [line for line in output.splitlines() if "differences applied" in line]
-    assert "differences applied" in json.loads(line)["message"]
+    [line] = [line for line in output.splitlines() if "changed settings applied" in line]
+    assert "changed settings applied" in json.loads(line)["message"]
     output = reload(server, "")
     assert 'server.log_format is now "text", it was "json"' in output
 

@@ -367,7 +367,9 @@ def _take(body: bytearray) -> bytes | None:
         return None
     size = int.from_bytes(body[1:5], "big")
     if body[0]:
-        raise CallError(Code.INTERNAL, "the reply is compressed without a request for it")
+        raise CallError(
+            Code.INTERNAL, "the reply is compressed, although the client did not allow compression"
+        )
     if size > MESSAGE_LIMIT_BYTES:
         raise CallError(
             Code.RESOURCE_EXHAUSTED,

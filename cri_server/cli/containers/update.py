@@ -93,7 +93,7 @@ def update(
         **fields,
     )
     if limits == api.LinuxContainerResources():
-        raise click.UsageError("needs a limit to change, such as --memory 64Mi")
+        raise click.UsageError("name at least one new limit, such as --memory 64Mi")
     with Client(address) as client:
 
         def act(name: str) -> None:

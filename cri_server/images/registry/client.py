@@ -160,7 +160,8 @@ class RegistrySession:
             here, url = urlsplit(url), target.geturl()
             if not _is_same_server(here, target):
                 raise Forbidden(
-                    f"{here.netloc}: refused a redirect of the token server to {target.netloc}"
+                    f"{here.netloc}: a redirect of the token server to {target.netloc} is not"
+                    " followed"
                 )
             if response.status in (301, 302, 303):
                 body = None
@@ -230,13 +231,17 @@ class RegistrySession:
             target = urlsplit(urljoin(url, location))
             origin_of(target)  # raises ValueError for a port that is no number
         except ValueError:
-            raise Forbidden(f"{here.netloc}: refused a redirect to a malformed URL") from None
+            raise Forbidden(
+                f"{here.netloc}: a redirect to a malformed URL is not followed"
+            ) from None
         if target.scheme not in ("http", "https") or not target.hostname:
-            raise Forbidden(f"{here.netloc}: refused a redirect to a {target.scheme[:20]!r} URL")
+            raise Forbidden(
+                f"{here.netloc}: a redirect to a {target.scheme[:20]!r} URL is not followed"
+            )
         if here.scheme == "https" and target.scheme == "http":
-            raise Forbidden(f"{here.netloc}: refused a redirect from https to http")
+            raise Forbidden(f"{here.netloc}: a redirect from https to http is not followed")
         if target.username is not None:
-            raise Forbidden(f"{here.netloc}: refused a redirect whose URL has a user name")
+            raise Forbidden(f"{here.netloc}: a redirect to a URL with a user name is not followed")
         return target._replace(fragment="")
 
     def _pool(self, host: RegistryHost, url: str, foreign: bool) -> urllib3.PoolManager:
@@ -309,7 +314,7 @@ class RegistrySession:
         if sent_by is not None and _is_local(sock.getpeername()[0]) and not _is_at_home(sent_by):
             sock.close()
             raise Forbidden(
-                f"{sent_by.netloc}: refused a redirect to a loopback or link-local address"
+                f"{sent_by.netloc}: a redirect to a loopback or link-local address is not followed"
             )
         self._register(sock)
         return sock

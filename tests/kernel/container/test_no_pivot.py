@@ -72,7 +72,7 @@ def test_a_user_namespace_works_without_pivot_root(box: Box) -> None:
 def test_a_private_root_needs_pivot_root(box: Box, word: str) -> None:
     box.linux["rootfsPropagation"] = word
     with pytest.raises(
-        InvalidSpec, match=r"linux\.rootfsPropagation: a private root needs pivot_root"
+        InvalidSpec, match=r"linux\.rootfsPropagation: private propagation needs pivot_root"
     ):
         box.run("true", pivot=False)
 

@@ -166,7 +166,7 @@ async def test_a_failed_start_of_the_pause_process_is_an_error_and_can_be_repeat
         await start_pause(pod, sysctls={"net.no.such": "1"})
     assert (await pod.client.state()).pause is None
     pause = await start_pause(pod)
-    with pytest.raises(Error, match=r"before|not empty"):
+    with pytest.raises(Error, match=r"already|not empty"):
         await pod.start_pause()
     os.kill(pause.pid, signal.SIGKILL)
     await until(lambda: pod.events)
