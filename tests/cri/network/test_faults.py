@@ -1,5 +1,5 @@
-"""Hundreds of faults in random order, then one reconcile: nothing is left, and live pods are intact
-(R-25)."""
+"""After hundreds of faults in random order, one reconcile leaves nothing behind and keeps live pods
+intact."""
 
 from __future__ import annotations
 

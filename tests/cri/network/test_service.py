@@ -173,7 +173,7 @@ async def test_a_second_attach_is_refused(node: Node) -> None:
     await node.check(pod.id)
 
 
-# misbehaviour (S-17, R-25)
+# misbehaviour of plugins
 
 HOSTILE = {
     "says nothing": "",
@@ -325,7 +325,7 @@ async def test_a_missing_namespace_is_refused(node: Node) -> None:
         await node.attach(pod)
 
 
-# what happens between ADD and DEL
+# between ADD and DEL
 
 
 async def test_del_uses_the_configuration_of_the_add(node: Node) -> None:

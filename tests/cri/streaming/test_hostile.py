@@ -492,7 +492,7 @@ async def test_unrequested_streams_are_reset(server: StreamingServer, role: str)
         assert not client.is_open(extra)
 
 
-# ---- vanishing (R-20) ----
+# ---- clients that vanish ----
 
 
 def exec_bytes(server: StreamingServer, rng: random.Random) -> bytes:

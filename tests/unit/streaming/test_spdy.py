@@ -447,7 +447,7 @@ def split(out: bytes) -> Iterator[int]:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_million_mutated_frames_raise_nothing() -> None:
-    """S-14: sessions with changed, missing and doubled bytes either fail with a GOAWAY or
+    """Sessions with changed, missing and doubled bytes either fail with a GOAWAY or
     continue."""
     rng = random.Random(14)
     sent, _ = conversation()
