@@ -219,8 +219,8 @@ class ImageService:
         - If it is a digest, remove all names with this digest in the same repository.
         - If it is an image id, remove all names of the image.
 
-        Raises WrongState if no name would remain and containers, also ones that are being created,
-        use the image.
+        Raises WrongState if no name would remain while a container uses the image, even one that is
+        still being created.
         """
         with self._store.errors():
             await self._store.remove_names(lambda: self._names_to_remove(reference))

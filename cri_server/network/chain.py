@@ -126,8 +126,8 @@ class PluginRunner:
         return ":".join(self.bin_dirs)
 
     def missing(self, network: NetworkList) -> list[str]:
-        """Return the plugins of `network` that do not exist: neither as an executable nor as one of
-        pyrunc's own. The IPAM plugins of pyrunc's own plugins are included."""
+        """Return the plugins of `network` that are neither executables nor among pyrunc's own. An
+        IPAM plugin is checked too if the plugin that calls it is one of pyrunc's own."""
         kinds = []
         for plugin in network.plugins:
             kinds.append(str(plugin["type"]))

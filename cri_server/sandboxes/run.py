@@ -431,9 +431,10 @@ def step_order(context: RunContext) -> tuple[str, ...]:
     """Return the order of the steps `pause` (starts the pause process) and `network`; empty if they
     can run at the same time.
 
-    `pause` is first if the clone of the pause process makes the network namespace. Otherwise
-    `network` is first if the pod has network sysctls, as in containerd and CRI-O. These sysctls are
-    set when the pause process starts, and may name eth0, which the CNI plugins make.
+    `pause` is first if the clone(2) that creates the pause process also makes the network
+    namespace. Otherwise `network` is first if the pod has network sysctls, as in containerd and
+    CRI-O. These sysctls are set when the pause process starts, and may name eth0, which the CNI
+    plugins make.
     """
     if not has_pinned_network(context.sandbox.options):
         return ("pause", "network")

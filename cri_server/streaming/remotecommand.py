@@ -163,8 +163,8 @@ class TerminalSizes:
         self._rest = b""
 
     def feed(self, data: bytes) -> tuple[int, int] | None:
-        """Add received data. Return width and height of the last size that is complete now; None if
-        there is no valid one."""
+        """Add received data. Return width and height of the last size that these data complete;
+        None if they complete none, or an invalid one."""
         if self.broken:
             return None
         text = self._rest + data

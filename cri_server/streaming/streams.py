@@ -109,8 +109,8 @@ class Inbound:
 
 
 class Outbound(Protocol):
-    """The direction of one stream to the client. `write` waits until TCP accepts the data; `end`
-    half-closes the stream. Both raise `StreamGone`."""
+    """The half of one stream that sends to the client. `write` waits until TCP accepts the data;
+    `end` half-closes the stream. Both raise `StreamGone`."""
 
     async def write(self, data: bytes) -> None: ...
     async def end(self) -> None: ...

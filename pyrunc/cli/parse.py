@@ -1,5 +1,4 @@
-"""Parses command lines by the rules of Go's flag package, which all callers of a runtime use. Does
-no I/O.
+"""Parses command lines by the rules of Go's flag package, as runc does. Does no I/O.
 
 `-name` is `--name`. A value comes after `=` or as the next word, even if that word looks like an
 option. A flag may have `=true` or `=false`. Options may come before or after the arguments. For a

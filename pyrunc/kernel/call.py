@@ -59,7 +59,7 @@ def path_bytes(path: str | bytes | os.PathLike[str]) -> bytes:
 
 def buffer(content: int | bytes) -> bytearray:
     """Return memory that a system call can write to. `content`: its initial bytes, or how many
-    zero bytes it has. `address` returns the memory's address."""
+    zero bytes it has. The function `address` returns its address."""
     return bytearray(content)
 
 

@@ -180,7 +180,7 @@ def first_process_steps(
 
 
 def _spawn(request: Launch) -> RunningProgram:
-    """Spawn the launcher with the program and with copies of all descriptors."""
+    """Spawn the launcher with the program and with copies of all descriptors of `request`."""
     fds = {number: request.descriptors[name] for name, number in request.lowered.numbers.items()}
     # sd_listen_fds(3) and podman's --preserve-fds count from 3.
     fds |= {3 + i: number for i, number in enumerate(request.preserve_fds)}

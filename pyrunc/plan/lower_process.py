@@ -193,7 +193,7 @@ def set_domainname(low: Lowering, op: m.SetDomainname) -> None:
 
 def set_sysctl(low: Lowering, op: m.SetSysctl) -> None:
     """Emit calls that write a sysctl in a private procfs. If the path contains a mount or a link,
-    the program fails (CVE-2025-52881)."""
+    these calls fail (CVE-2025-52881)."""
     a, content = low.a, op.value.encode("utf-8", "surrogateescape")
     resolve = macros.BENEATH | f.RESOLVE_NO_XDEV
     path = f"sys/{op.path}"

@@ -37,8 +37,8 @@ ROOT_NUMBER = 3
 
 
 class SharedSlots:
-    """The variables and the scratch space that have the same address in all programs of a cache, so
-    that cached operations can refer to them."""
+    """Variables and scratch space with the same address in all programs that are made with one
+    `LoweringCache`. The cached calls of an operation contain these addresses."""
 
     __slots__ = ("argv", "envp", "result", "scratch", "source", "tree")
 

@@ -79,9 +79,12 @@ class Server:
     ) -> None:
         """Make the folders and start the server.
 
-        `mount`: mount(8)'s arguments for the root directory; `disk_bytes`: a tmpfs of this size
-        there; `prefix`: a command that runs the server's; `manager`: the service manager that gets
-        its notifications and stores its descriptors; `module`: the server's module.
+        - `mount`: mount(8)'s arguments for the root directory
+        - `disk_bytes`: the size of a tmpfs to mount at the root directory
+        - `prefix`: words put before the server's command line, such as a wrapper and its arguments
+        - `manager`: the service manager that gets the server's notifications and stores its
+          descriptors
+        - `module`: the server's module
         """
         self.folder = Path(tempfile.mkdtemp(prefix=f"{session.name('pyrunc')}-", dir="/tmp"))
         self.root, self.state = self.folder / "root", self.folder / "state"

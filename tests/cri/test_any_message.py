@@ -78,8 +78,8 @@ class World:
         self.refill()
 
     def refill(self) -> None:
-        """Make again the objects that messages removed: a pod with a container in each state, and a
-        stopped pod."""
+        """Make the objects again that requests have removed: a pod with a container in each state,
+        and a stopped pod."""
         there = {
             pod.id
             for pod in self.server.pods(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))

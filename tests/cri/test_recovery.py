@@ -403,8 +403,8 @@ def test_a_second_server_on_any_of_the_folders_is_refused(
 
 @pytest.mark.parametrize("change", ["root", "state"])
 def test_folders_that_do_not_belong_together_are_refused(server: Server, change: str) -> None:
-    """A server with the pods' records, or their state, but not both, would end the pods as
-    unfinished."""
+    """A server does not start with the root directory of these pods and another state directory,
+    or the other way round: it would take running pods for partly created ones and end them."""
     pod = server.run_pod()
     container = server.launch(pod)
     server.stop()

@@ -51,8 +51,8 @@ class Things:
         return str(place)
 
     def orphan(self, name: str, environment: dict[str, str]) -> int:
-        """Make a process with `name` in its command line that is not below this one, with a
-        child; both are killed at the end."""
+        """Start a process that is not a descendant of this one and has a child; `name` is in its
+        command line. Both processes are killed at the end of the test."""
         script = "echo $$; sleep 1000 >/dev/null & echo $!; exec >/dev/null; wait"
         done = subprocess.run(
             ["setsid", "--fork", "sh", "-c", script, name],

@@ -102,8 +102,8 @@ def _links(system: bytes) -> build.Files:
 
 
 def _fake_registry(name: str, tag: str, image: BuiltImage) -> build.Files:
-    """Return an image as `agnhost fake-registry-server` serves it: an index, a manifest and blobs
-    by digest, a file for each tag."""
+    """Return an image as `agnhost fake-registry-server` serves it: files for the index, the
+    manifest and the blobs, each named by its digest, and a file for each tag."""
     data, blobs = manifest_of(image, docker=True)
     platform = manifest.host_platform()
     entry = {

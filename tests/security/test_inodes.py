@@ -188,9 +188,9 @@ def test_no_process_of_a_bundle_has_a_file_of_the_host_open(runtime: Runtime, ch
 def test_hooks_in_the_container_have_no_file_of_the_host_open(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """createContainer and startContainer hooks are in the container's namespaces, where its
-    neighbours may see them. Their descriptors lead to no filesystem of the host (the program of a
-    createContainer hook is a file of the host: runtime-spec, config.md, "Hooks")."""
+    """createContainer and startContainer hooks run in the container's namespaces, where its
+    neighbours may see them. The standard streams of these hooks lead to no filesystem of the
+    host."""
 
     # This hook still sees the host's tree; its output is the one file of the host that it opens.
     created = str(tmp_path / "created")

@@ -1,6 +1,6 @@
-"""Attacks on the CRI server by hostile images, callers' texts and neighbours on the node.
+"""Attacks on the CRI server by hostile images, strings in requests and neighbours on the node.
 
-Classes: CVE-2020-15257 (sockets), CVE-2021-41103 and CVE-2024-25621 (modes), CVE-2024-40635,
+Covered: CVE-2020-15257 (sockets), CVE-2021-41103 and CVE-2024-25621 (modes), CVE-2024-40635,
 CVE-2026-46680, CVE-2026-47262 and CVE-2025-4437 (users), CVE-2022-0811 (sysctls), CVE-2022-1708 and
 CVE-2022-31030 (output), CVE-2022-4318 (HOME), CVE-2024-3154 (annotations), CVE-2024-5154 and
 CVE-2025-0750 (paths of logs and of /etc), CVE-2022-23648 (volumes), CVE-2024-21626 (WORKDIR),
@@ -386,9 +386,9 @@ def test_failed_starts_leave_no_descriptors(server: Server, pod: str) -> None:
 def test_links_in_the_folders_of_a_log_are_not_followed(
     server: Server, pod: str, canary: Canary
 ) -> None:
-    """CVE-2024-5154 by folders: the container's folder in the pod's log directory, or that
-    directory itself, becomes a link to the canary before the start, or before the log is reopened.
-    Both fail, and the canary is untouched (a new log would be a new file there)."""
+    """CVE-2024-5154 with a folder: the container's folder in the pod's log directory, or the log
+    directory itself, becomes a link to a canary folder, either before the start or before the log
+    is reopened. The start or the reopening fails and makes no file in the canary folder."""
     folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked").symlink_to(canary.path)
     assert outcome(server, pod, "echo", "into the canary", log_path="linked/0.log")[0] != 0

@@ -81,11 +81,13 @@ class Cluster(Kubectl):
         locked_images: Sequence[Path] = (),
         network: Mapping[str, Any] | None = None,
     ) -> None:
-        """Start the cluster; return when the nodes are Ready. With an empty `network` the nodes
-        cannot become Ready, so return when only their network is missing.
+        """Start the cluster; return when the nodes are Ready.
 
-        `network`: the CNI configuration of the nodes; None: a bridge with the pod CIDRs from
-        kubelet.
+        `network`: the CNI configuration of the nodes.
+
+        - None: a bridge with the pod CIDRs from kubelet
+        - empty: no network. The nodes cannot become Ready; this returns when only their network
+          is missing.
         """
         self.bin = toolchain.kubernetes()
         self._make_nodes()

@@ -114,7 +114,7 @@ class TestPlugin:
         ]
 
     def wait_for(self, method: str, identifier: str = "") -> Any:
-        """Return the first request of this method."""
+        """Wait for the first request of the NRI method `method`; return it."""
         self.wait(lambda: method in self.methods(identifier))
         return next(
             r for m, r in self.calls if m == method and (not identifier or identifier in ids(r))

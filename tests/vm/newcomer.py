@@ -144,7 +144,7 @@ class Newcomer:
         self.rolled_out()
 
     def rolled_out(self) -> None:
-        """Wait until the Deployment has one pod, which is of its newest template and runs."""
+        """Wait until the Deployment has exactly one pod, which runs and has the newest template."""
         output = self.cluster.run(
             f"kubectl rollout status deployment clock --timeout={PATIENCE_S:.0f}s || kubectl get"
             " events"

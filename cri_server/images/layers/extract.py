@@ -58,8 +58,7 @@ Path = bytes  # relative to the layer's root, without links, `.` and `..`; empty
 class Extracted:
     """The result of `extract`. `implicit`: parent directories that the tar does not describe (`a`
     for `a/b`). `opaque`: the layer hides all layers below it. `devices`: device nodes that this
-    process may not make, as (is a block device, major, minor); an empty file stands for each of
-    them."""
+    process may not make, as tuples (is_block, major, minor); an empty file stands for each."""
 
     size_bytes: int = 0
     inodes: int = 0

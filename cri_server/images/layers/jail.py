@@ -73,7 +73,8 @@ CPU_LIMIT_S = 1200  # enough to hash and write 64 GiB, the limit of a layer
 
 def enter(folder: str, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> str:
     """Restrict this single-threaded process to making files beneath `folder`, for the rest of its
-    life. `folder` becomes the root directory; return its new path. Raises KernelError, OSError.
+    life. `folder` becomes the root directory; return its new path, `/`. Raises KernelError,
+    OSError.
 
     Open files stay usable. Open directories are closed, because they lead out of the jail.
     """

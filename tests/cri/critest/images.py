@@ -39,7 +39,7 @@ IPCS = "#!/bin/sh\nexec cat /proc/sysvipc/shm\n"
 
 
 def all_of_them() -> Mapping[str, BuiltImage]:
-    """Return the images by name."""
+    """Return a dict: name -> image, of all images that critest uses."""
     busybox = _with(
         build.busybox(),
         {

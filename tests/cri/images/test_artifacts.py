@@ -177,9 +177,9 @@ def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
 async def test_layers_that_are_no_file_system_are_ignored(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The store neither fetches nor stores such a layer; the other layers have the diff ids of the
-    configuration in their order. The image is found after a restart, and can be saved, loaded and
-    pushed without the layer."""
+    """The store neither fetches nor stores such a layer. The configuration lists the diff ids of
+    the other layers only, in their order. The image is found after a restart, and can be saved,
+    loaded and pushed without the layer."""
     name = put_with_others(registry, *OTHERS.values())
     assert await service.pull(name) == BUILT.id
     unused = descriptor(b"no file system", "x")["digest"]

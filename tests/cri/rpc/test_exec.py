@@ -1,4 +1,5 @@
-"""Exec, from the call to the bytes, over WebSocket (SPDY is tested with the streaming server)."""
+"""Exec over WebSocket, from the call to the streamed bytes (SPDY is tested with the streaming
+server)."""
 
 from __future__ import annotations
 

@@ -59,8 +59,8 @@ def test_a_pod_has_its_hostname_hosts_and_resolver_files(server: Server) -> None
 
 @pytest.mark.requirement("6.2", "8.15")
 def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
-    """Another hostname is refused: the pod's files and environment would have it, but hostname(1)
-    would print the node's."""
+    """A hostname other than the node's is refused: the pod's files and environment would show it,
+    but hostname(1) would print the node's."""
     with pytest.raises(grpc.RpcError) as refused:
         server.run_pod(server.pod_config(hostname="another"), host_network=True)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT

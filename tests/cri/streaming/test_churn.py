@@ -366,8 +366,8 @@ async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
 async def test_endless_data_for_a_client_that_has_left_is_cut_off(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This happens with a stream of events whose reader was interrupted: kubectl up to 1.31 hangs
-    until the stream ends."""
+    """A local client of `kubectl port-forward` disconnects from an endless stream of events.
+    kubectl up to 1.31 reads nothing else until the data end, so the server cuts the data off."""
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_LIMIT_S", 0.3)
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.1)
     cut_off = asyncio.Event()

@@ -107,7 +107,8 @@ def test_a_created_container_has_its_terminal_after_start(box: Box, tmp_path: Pa
 
 @pytest.mark.parametrize("how", ["symlink", "file", "missing", "other pts"])
 def test_a_hostile_ptmx_is_refused(box: Box, tmp_path: Path, how: str) -> None:
-    """CVE-2025-52565: the terminal must be one of a devpts at /dev/pts, reached by no link."""
+    """CVE-2025-52565: the terminal must come from a devpts at /dev/pts, and no link may lead
+    to it."""
     dev = tmp_path / "dev"
     (dev / "pts").mkdir(parents=True)
     if how == "symlink":

@@ -1,4 +1,4 @@
-"""What a shim costs while its pods are idle: memory, imports, and no work at all."""
+"""While its pods are idle, a shim does no work; its memory and its imports are limited."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ def test_storing_the_program_of_an_exec_does_not_make_a_deleted_container_again(
 def test_two_processes_may_remove_the_same_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If files that a process has listed vanish because another process removes them, it ends
-    without an error, too."""
+    """A removal ends without an error even if another process removes the files that it has
+    listed."""
     folder, scandir = tmp_path / "container", os.scandir
     (folder / "programs").mkdir(parents=True)
     for path in (folder / "state.json", folder / "programs" / "one", folder / "programs" / "two"):

@@ -26,7 +26,7 @@ SCALARS = {
 
 
 def listed() -> set[Row]:
-    """Return the rows of the checked-in table, empty columns left out."""
+    """Return the rows of `TABLE`, without empty columns."""
     lines = TABLE.read_text().splitlines()
     rows = [
         tuple(part for part in line.split("\t") if part)

@@ -45,8 +45,8 @@ class Calls:
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
-    """Record every system call that is assembled, with the content of constants in place of their
-    address."""
+    """Record every system call of the assembled programs. An argument that is a constant's address
+    is recorded as the content of the constant."""
     recorded, contents = Calls(), {}
     sys, constant = Assembler.sys, Assembler.constant
 
