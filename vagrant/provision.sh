@@ -73,7 +73,8 @@ install_packages() {
 missing_packages() {
   local name
   for name; do
-    [ "$(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null)" = installed ] || printf '%s ' "$name"
+    [ "$(dpkg-query -W -f='${db:Status-Status}' "$name" 2>/dev/null)" = installed ] \
+      || printf '%s ' "$name"
   done
 }
 
@@ -100,7 +101,8 @@ install_project() {
     install_packages "${BUILD_PACKAGES[@]}"
     pip_install "${options[@]}" "$wheel"
   fi
-  $VENV/bin/python -I -m pyrunc.cli.entry install $VENV/bin >/dev/null # pip has put its own script there
+  # pip has put its own script there
+  $VENV/bin/python -I -m pyrunc.cli.entry install $VENV/bin >/dev/null
   ln -sf $VENV/bin/pyrunc-cri $VENV/bin/pyrunc /usr/local/bin/
 }
 
@@ -112,7 +114,8 @@ pip_install() {
 build_wheel() { # in a copy: the checkout may be a read-only share
   install_packages "${BUILD_PACKAGES[@]}"
   rm -rf /opt/build && mkdir -p /opt/build
-  tar -C "$PROJECT" --exclude=./.git --exclude=./.venv --exclude="./vagrant" -cf - . | tar -C /opt/build -xf -
+  tar -C "$PROJECT" --exclude=./.git --exclude=./.venv --exclude="./vagrant" -cf - . \
+    | tar -C /opt/build -xf -
   make -C /opt/build build
   /opt/build/.venv/bin/python -m pip wheel -q --no-deps -w /opt/build/wheels /opt/build
 }
@@ -146,7 +149,8 @@ make_certificates() {
     cp "$GIVEN/pki/ca.crt" "$GIVEN/pki/ca.key" $pki
   else
     openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout $pki/ca.key \
-      -out $pki/ca.crt -days 3650 -subj /CN=ca -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
+      -out $pki/ca.crt -days 3650 -subj /CN=ca \
+      -addext keyUsage=critical,keyCertSign,cRLSign 2>/dev/null
   fi
   certificate apiserver /CN=kube-apiserver
   certificate admin /O=system:masters/CN=admin
@@ -155,13 +159,20 @@ make_certificates() {
 }
 
 certificate() { # NAME SUBJECT
-  local pki=$ETC/pki names="subjectAltName=IP:127.0.0.1,IP:10.96.0.1,IP:$(node_address),DNS:localhost,DNS:kubernetes.default,DNS:$NODE"
-  openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$pki/$1.key" -out "$pki/$1.csr" -subj "$2" 2>/dev/null
-  openssl x509 -req -in "$pki/$1.csr" -CA $pki/ca.crt -CAkey $pki/ca.key -CAcreateserial -days 3650 -out "$pki/$1.crt" -extfile <(printf '%s\n' "$names" authorityKeyIdentifier=keyid keyUsage=digitalSignature) 2>/dev/null
+  local pki=$ETC/pki names="subjectAltName=IP:127.0.0.1,IP:10.96.0.1,IP:$(node_address)"
+  names+=,DNS:localhost,DNS:kubernetes.default,DNS:$NODE
+  openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout "$pki/$1.key" \
+    -out "$pki/$1.csr" -subj "$2" 2>/dev/null
+  openssl x509 -req -in "$pki/$1.csr" -CA $pki/ca.crt -CAkey $pki/ca.key -CAcreateserial \
+    -days 3650 -out "$pki/$1.crt" -extfile <(
+      printf '%s\n' "$names" authorityKeyIdentifier=keyid keyUsage=digitalSignature
+    ) 2>/dev/null
   cat >"$ETC/$1.conf" <<K
 apiVersion: v1
 kind: Config
-clusters: [{name: here, cluster: {server: "https://${API_SERVER:-127.0.0.1}:6443", certificate-authority: $pki/ca.crt}}]
+clusters:
+- name: here
+  cluster: {server: "https://${API_SERVER:-127.0.0.1}:6443", certificate-authority: $pki/ca.crt}
 users: [{name: $1, user: {client-certificate: $pki/$1.crt, client-key: $pki/$1.key}}]
 contexts: [{name: here, context: {cluster: here, user: $1}}]
 current-context: here
@@ -174,10 +185,12 @@ node_address() {
   echo "${NODE_ADDRESS:-${found:?the machine has no address}}"
 }
 
-# GOMAXPROCS and GOGC: Go's idle threads and collector take a third of a one-node control plane's CPU.
+# GOMAXPROCS and GOGC: Go's idle threads and collector take a third of a one-node control plane's
+# CPU.
 write_configuration() {
   mkdir -p /etc/pyrunc /etc/cni/net.d $ETC/kubelet.conf.d
-  printf '[cgroup]\ndriver = "%s"\nmissing_controllers = "error"\n' "$CGROUP_DRIVER" >/etc/pyrunc/config.toml
+  printf '[cgroup]\ndriver = "%s"\nmissing_controllers = "error"\n' "$CGROUP_DRIVER" \
+    >/etc/pyrunc/config.toml
   [ "$POD_NETWORK" = none ] || write_bridge_network
   cat >$ETC/kubelet.yaml <<K
 apiVersion: kubelet.config.k8s.io/v1beta1
@@ -190,7 +203,10 @@ systemReserved: {cpu: 200m, memory: 512Mi}
 podPidsLimit: 512
 volumeStatsAggPeriod: 10s
 failSwapOn: false
-authentication: {anonymous: {enabled: false}, webhook: {enabled: false}, x509: {clientCAFile: $ETC/pki/ca.crt}}
+authentication:
+  anonymous: {enabled: false}
+  webhook: {enabled: false}
+  x509: {clientCAFile: $ETC/pki/ca.crt}
 authorization: {mode: AlwaysAllow}
 clusterDNS: [10.96.0.10]
 clusterDomain: cluster.local
@@ -204,7 +220,8 @@ K
 write_bridge_network() { # for one node; the controllers give node1 the same range
   cat >/etc/cni/net.d/10-pyrunc.conflist <<J
 {"cniVersion": "1.0.0", "name": "pods", "plugins": [
-  {"type": "bridge", "bridge": "pods0", "isDefaultGateway": true, "ipMasq": true, "hairpinMode": true,
+  {"type": "bridge", "bridge": "pods0", "isDefaultGateway": true, "ipMasq": true,
+   "hairpinMode": true,
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}},
   {"type": "portmap", "capabilities": {"portMappings": true}}]}
 J
@@ -212,7 +229,8 @@ J
 
 write_units() {
   install -m 0644 "$HERE"/units/*.service /etc/systemd/system/
-  sed "s|@PROGRAM@|/usr/local/bin/pyrunc-cri|" "$PROJECT/cri_server/install/data/pyrunc-cri.service" \
+  sed "s|@PROGRAM@|/usr/local/bin/pyrunc-cri|" \
+    "$PROJECT/cri_server/install/data/pyrunc-cri.service" \
     >/etc/systemd/system/pyrunc-cri.service
   local control_plane=("${CONTROL_PLANE[@]}")
   [ -z "$API_SERVER" ] || control_plane=()
@@ -242,7 +260,8 @@ start_kubelet() {
   systemctl restart kubelet
   until node_is_ready 2>/dev/null; do # on a slow machine the API server may start twice
     if [ $SECONDS -gt $until ]; then
-      node_is_ready || journalctl --no-pager -n 40 -o cat -p warning -u etcd -u 'kube*' -u pyrunc-cri | cut -c 1-300 >&2
+      node_is_ready || journalctl --no-pager -n 40 -o cat -p warning -u etcd -u 'kube*' \
+        -u pyrunc-cri | cut -c 1-300 >&2
       return 1
     fi
     sleep 1

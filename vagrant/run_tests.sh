@@ -24,7 +24,8 @@ inside() { # PYTEST ARGUMENTS: in the machine, as root
     rsync -a --ignore-existing "$installed/$folder/" $folder
   done
   $PYTHON -c "import pytest, pytest_timeout, pytest_asyncio" 2>/dev/null \
-    || $PYTHON -m pip install -q --disable-pip-version-check pytest pytest-timeout pytest-asyncio hypothesis
+    || $PYTHON -m pip install -q --disable-pip-version-check \
+      pytest pytest-timeout pytest-asyncio hypothesis
   export CI=true PYRUNC_GUEST=1
   exec $PYTHON -m pytest -v --tb=short "$@"
 }

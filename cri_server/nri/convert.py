@@ -155,7 +155,9 @@ def _linux(
         result.seccomp_profile.localhost_ref = profile.localhost_ref
     if "scheduler" in process:
         scheduling = process["scheduler"]
-        result.scheduler.policy = api.LinuxSchedulerPolicy.Value(scheduling["policy"])  # type: ignore[assignment]
+        result.scheduler.policy = api.LinuxSchedulerPolicy.Value(  # type: ignore[assignment]
+            scheduling["policy"]
+        )
         for name in ("nice", "priority", "runtime", "deadline", "period"):
             setattr(result.scheduler, name, scheduling.get(name, 0))
     if "intelRdt" in linux:

@@ -226,7 +226,10 @@ class Merge:
     def _rlimits(self, plugin: str, limits: Iterable[api.POSIXRlimit]) -> None:
         for limit in limits:
             self.owners.claim(self.container.id, api.Rlimits, plugin, limit.type)
-            _keep(self.container.rlimits, lambda entry, kind=limit.type: entry.type != kind)  # type: ignore[misc]
+            _keep(
+                self.container.rlimits,
+                lambda entry, kind=limit.type: entry.type != kind,  # type: ignore[misc]
+            )
             self.container.rlimits.append(limit)
             self.adjustment.rlimits.append(limit)
 
@@ -287,7 +290,10 @@ class Merge:
             self.owners.claim(identifier, api.HugepageLimits, plugin, limit.page_size)
             for target in targets:
                 size = limit.page_size
-                _keep(target.hugepage_limits, lambda entry, size=size: entry.page_size != size)  # type: ignore[misc]
+                _keep(
+                    target.hugepage_limits,
+                    lambda entry, size=size: entry.page_size != size,  # type: ignore[misc]
+                )
                 target.hugepage_limits.append(limit)
         for key, value in changes.unified.items():
             self.owners.claim(identifier, api.CgroupsUnified, plugin, key)

@@ -34,7 +34,9 @@ class Owners:
         entry = field if key is None else key
         owner: str = entries.get(entry, "")
         if owner and owner != REMOVED + plugin:
-            what = api.Field.Name(field) + (f" {key}" if key is not None else "")  # type: ignore[arg-type]
+            what = api.Field.Name(field) + (  # type: ignore[arg-type]
+                f" {key}" if key is not None else ""
+            )
             raise Conflict(
                 f"NRI plugins {plugin} and {owner.removeprefix(REMOVED)} both set {what}"
             )

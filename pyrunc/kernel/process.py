@@ -8,7 +8,9 @@ forks must import this module quickly.
 from __future__ import annotations
 
 import os
-from _signal import SIGKILL, pidfd_send_signal  # type: ignore[import-not-found]  # (signal brings enum)
+
+# signal brings enum
+from _signal import SIGKILL, pidfd_send_signal  # type: ignore[import-not-found]
 
 from pyrunc.errors import KernelError
 

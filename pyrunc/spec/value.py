@@ -37,7 +37,9 @@ class _ValueType(type):
         cls = super().__new__(mcs, name, bases, namespace)
         cls._fields = fields  # type: ignore[attr-defined]
         # attrgetter is written in C and takes a tenth of the time of a loop with getattr.
-        cls._key = attrgetter(*fields) if fields else staticmethod(_no_key)  # type: ignore[attr-defined]
+        cls._key = (  # type: ignore[attr-defined]
+            attrgetter(*fields) if fields else staticmethod(_no_key)
+        )
         cls._defaults = defaults  # type: ignore[attr-defined]
         return cls
 
@@ -74,7 +76,9 @@ class Value(metaclass=_ValueType):
         )
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and self._key(self) == self._key(other)  # type: ignore[attr-defined]
+        return type(self) is type(other) and (
+            self._key(self) == self._key(other)  # type: ignore[attr-defined]
+        )
 
     def __hash__(self) -> int:
         return hash((type(self), self._key(self)))  # type: ignore[attr-defined]

@@ -9,7 +9,13 @@ import os
 import sys
 
 # not from `signal`, which imports enum
-from _signal import SIG_DFL, SIGCHLD, SIGKILL, set_wakeup_fd, signal  # type: ignore[import-not-found]
+from _signal import (  # type: ignore[import-not-found]
+    SIG_DFL,
+    SIGCHLD,
+    SIGKILL,
+    set_wakeup_fd,
+    signal,
+)
 from _socket import socket
 
 from pyrunc import ipc

@@ -145,7 +145,10 @@ def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> No
         addresses = [line[2].rpartition(":") for line in lines]
         assert [address[0] for address in addresses] == ["127.0.0.1", "[::1]"]
         assert addresses[0][2] == addresses[1][2] and {line[4] for line in lines} == {"8080"}
-        fetch = f"import socket; s = socket.create_connection(('::1', {addresses[1][2]})); print(s.makefile().read())"  # noqa: E501
+        fetch = (
+            f"import socket; s = socket.create_connection(('::1', {addresses[1][2]}));"
+            " print(s.makefile().read())"
+        )
 
         def answers() -> bool:
             command = server.in_its_network(sys.executable, "-c", fetch)

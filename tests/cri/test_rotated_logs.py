@@ -24,9 +24,10 @@ def run(server: Server, command: str, limits: str) -> str:
     """Make a pod with `pyrunc-cri run`; return the id of its container."""
     path = server.folder / "pod.yaml"
     path.write_text(f"""
-{{apiVersion: v1, kind: Pod, metadata: {{name: talks, annotations: {{{ANNOTATION}: {limits}}}}}, spec: {{containers: [
+{{apiVersion: v1, kind: Pod, metadata: {{name: talks, annotations: {{{ANNOTATION}: {limits}}}}},
+ spec: {{containers: [
   {{name: main, image: "{IMAGE}", command: [sh, -c, "{command}"]}}]}}}}
-""")  # noqa: E501
+""")
     cli(server, "run", "--folder", str(server.folder / "pods"), str(path))
     (container,) = server.containers()
     return container.id

@@ -31,7 +31,8 @@ kind: Pod
 metadata: {{name: web, labels: {{app: web}}}}
 spec:
   initContainers:
-    - {{name: prepare, image: {IMAGE}, command: [sh, -c, "echo prepared > /data/file"], volumeMounts: [{{name: data, mountPath: /data}}]}}
+    - {{name: prepare, image: {IMAGE}, command: [sh, -c, "echo prepared > /data/file"],
+       volumeMounts: [{{name: data, mountPath: /data}}]}}
   containers:
     - name: main
       image: {IMAGE}
@@ -41,7 +42,7 @@ spec:
       volumeMounts: [{{name: data, mountPath: /data, readOnly: true}}]
   volumes:
     - {{name: data, emptyDir: {{}}}}
-"""  # noqa: E501
+"""
 
 
 def run(
@@ -293,10 +294,12 @@ def test_rm_shows_all_containers_at_a_time_and_returns_the_first_failure(server:
     path = server.folder / "pod.yaml"
     path.write_text(f"""
 {{apiVersion: v1, kind: Pod, metadata: {{name: several}}, spec: {{containers: [
-  {{name: a, image: "{IMAGE}", command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from a"]}},
-  {{name: b, image: "{IMAGE}", command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from b; exit 4"]}},
+  {{name: a, image: "{IMAGE}",
+   command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from a"]}},
+  {{name: b, image: "{IMAGE}",
+   command: [sh, -c, "until [ -e /go ]; do sleep 0.05; done; echo from b; exit 4"]}},
   {{name: c, image: "{IMAGE}", command: [sh, -c, "exit 5"]}}]}}}}
-""")  # noqa: E501
+""")
     with started(
         server, "run", "--rm", "--folder", str(server.folder / "pods"), str(path)
     ) as process:
@@ -414,9 +417,10 @@ def test_two_concurrent_runs_create_a_single_pod(server: Server) -> None:
 
 def test_a_container_runs_as_the_user_of_its_manifest(server: Server) -> None:
     manifest = f"""
-{{apiVersion: v1, kind: Pod, metadata: {{name: user}}, spec: {{securityContext: {{runAsGroup: 33, runAsNonRoot: true}}, containers: [
+{{apiVersion: v1, kind: Pod, metadata: {{name: user}},
+ spec: {{securityContext: {{runAsGroup: 33, runAsNonRoot: true}}, containers: [
   {{name: main, image: "{IMAGE}", command: [id], securityContext: {{runAsUser: 1000}}}}]}}}}
-"""  # noqa: E501
+"""
     assert "uid=1000 gid=33" in run(server, manifest, "--rm").stdout.decode()
     error = run(server, manifest.replace("runAsUser: 1000", "runAsUser: 0"), code=1).stderr.decode()
     assert "runAsNonRoot: container main would run as root" in error and not server.pods()
@@ -470,10 +474,11 @@ def test_run_provides_config_maps_and_secrets(server: Server) -> None:
     env and volumes."""
     objects = server.folder / "objects.yaml"
     objects.write_text("""
-{apiVersion: v1, kind: ConfigMap, metadata: {name: settings}, data: {COLOUR: blue, page: "hello\\n"}}
+{apiVersion: v1, kind: ConfigMap, metadata: {name: settings},
+ data: {COLOUR: blue, page: "hello\\n"}}
 ---
 {apiVersion: v1, kind: Secret, metadata: {name: keys}, stringData: {password: "pa$(COLOUR)"}}
-""")  # noqa: E501
+""")
     path = server.folder / "pod.yaml"
     path.write_text(f"""
 apiVersion: v1
@@ -483,7 +488,8 @@ spec:
   containers:
     - name: main
       image: {IMAGE}
-      command: [sh, -c, "echo $COLOUR $PASSWORD; cat /etc/page/index; stat -c %a /etc/keys/password; touch /etc/keys/x || echo read-only"]
+      command: [sh, -c, "echo $COLOUR $PASSWORD; cat /etc/page/index;
+        stat -c %a /etc/keys/password; touch /etc/keys/x || echo read-only"]
       envFrom: [{{configMapRef: {{name: settings}}}}]
       env: [{{name: PASSWORD, valueFrom: {{secretKeyRef: {{name: keys, key: password}}}}}}]
       livenessProbe: {{tcpSocket: {{port: 80}}}}
@@ -491,7 +497,7 @@ spec:
   volumes:
     - {{name: page, configMap: {{name: settings, items: [{{key: page, path: index}}]}}}}
     - {{name: keys, secret: {{secretName: keys, defaultMode: 0440}}}}
-""")  # noqa: E501
+""")
     arguments = ("run", "--rm", "--folder", str(server.folder / "pods"), str(path), str(objects))
     done = cli(server, *arguments)
     output = done.stdout.decode().split("--- output")[1].splitlines()[1:]

@@ -66,7 +66,9 @@ def superblocks(server: Server) -> set[int]:
 
 
 @pytest.mark.parametrize("how", [Server.kill, Server.stop], ids=["killed", "stopped"])
-def test_new_containers_share_pages_with_running_containers(server: Server, how: Callable[[Server], object]) -> None:  # fmt: skip  # noqa: E501
+def test_new_containers_share_pages_with_running_containers(
+    server: Server, how: Callable[[Server], object]
+) -> None:
     pod = server.run_pod(host_network=True)
     first = big_file(server, pod, "first")
     assert first.read_bytes() == CONTENT

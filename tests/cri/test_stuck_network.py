@@ -18,8 +18,9 @@ MANIFEST = f"""
 apiVersion: v1
 kind: Pod
 metadata: {{name: web}}
-spec: {{containers: [{{name: c, image: '{IMAGE}', imagePullPolicy: Never, command: [sleep, '1000']}}]}}
-"""  # noqa: E501
+spec:
+  containers: [{{name: c, image: '{IMAGE}', imagePullPolicy: Never, command: [sleep, '1000']}}]
+"""
 PLUGIN = """#!/bin/sh
 [ $CNI_COMMAND = ADD ] || exit 0
 echo '{"cniVersion": "1.0.0", "ips": [{"address": "10.9.9.9/24"}]}'

@@ -49,7 +49,8 @@ LIMITS = {
 CHANGED = """
 import ctypes, os, resource, signal, sys
 call = ctypes.CDLL(None, use_errno=True).syscall
-numbers = dict(zip(("ioprio_set", "personality", "keyctl", "add_key", "set_mempolicy"), map(int, sys.argv[1].split(","))))
+numbers = dict(zip(("ioprio_set", "personality", "keyctl", "add_key", "set_mempolicy"), \
+map(int, sys.argv[1].split(","))))
 os.setpriority(os.PRIO_PROCESS, 0, 5)
 call(numbers["ioprio_set"], 1, 0, 3 << 13)
 os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -73,12 +74,13 @@ os.environ["OF_THE_SERVER"] = "1"
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGALRM})
 signal.signal(signal.SIGUSR2, signal.SIG_IGN)
 signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-for name, soft in (("NOFILE", -1), ("STACK", 16 << 20), ("CORE", 4096), ("FSIZE", 1 << 40), ("MEMLOCK", 4 << 20), ("MSGQUEUE", 4096)):
+for name, soft in (("NOFILE", -1), ("STACK", 16 << 20), ("CORE", 4096), ("FSIZE", 1 << 40), \
+("MEMLOCK", 4 << 20), ("MSGQUEUE", 4096)):
     number = getattr(resource, "RLIMIT_" + name)
     hard = resource.getrlimit(number)[1]
     resource.setrlimit(number, (hard if soft < 0 or 0 <= hard < soft else soft, hard))
 os.execv(sys.argv[2], sys.argv[2:])
-"""  # noqa: E501
+"""
 
 
 def surrounded() -> tuple[str, ...]:

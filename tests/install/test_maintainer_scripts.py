@@ -205,15 +205,20 @@ def test_a_purge_deletes_nothing_under_a_server_that_runs(
 
 # What Debian 12's packages do in their maintainer scripts, and what ours does.
 #   remove, server of the unit:   all four stop it (deb-systemd-invoke stop); so do we.
-#   remove, another server:       containerd, podman: nothing. docker.io: its init script. mariadb-server: its preinst  # noqa: E501
-#                                 refuses ("Stop it yourself and try again!"). We refuse.
-#   purge, data:                  containerd (/var/lib/containerd), podman (/var/lib/containers): stays.  # noqa: E501
-# docker.io: all of /var/lib/docker, with a script that unmounts mounts below. mariadb-server:
-# asks, then all but lost+found. We remove images and records.
-#   purge, data on its own disk:  mariadb-server empties it and leaves the mount point (Debian bug 829491).  # noqa: E501
-# So do we; `rm -rf` of a mount point fails, and dpkg with it, at each attempt.
-#   purge, a mount below:         docker.io unmounts it. We refuse: it may be a folder of the administrator's.  # noqa: E501
-#   purge, configuration:         conffiles go (dpkg). What the administrator has added stays in all four. We ask.  # noqa: E501
+#   remove, another server:       containerd, podman: nothing. docker.io: its init script.
+#                                 mariadb-server: its preinst refuses ("Stop it yourself and try
+#                                 again!"). We refuse.
+#   purge, data:                  containerd (/var/lib/containerd), podman (/var/lib/containers):
+#                                 stays. docker.io: all of /var/lib/docker, with a script that
+#                                 unmounts mounts below. mariadb-server: asks, then all but
+#                                 lost+found. We remove images and records.
+#   purge, data on its own disk:  mariadb-server empties it and leaves the mount point (Debian bug
+#                                 829491). So do we; `rm -rf` of a mount point fails, and dpkg with
+#                                 it, at each attempt.
+#   purge, a mount below:         docker.io unmounts it. We refuse: it may be a folder of the
+#                                 administrator's.
+#   purge, configuration:         conffiles go (dpkg). What the administrator has added stays in all
+#                                 four. We ask.
 MOUNTED = {
     "its own disk": (
         (

@@ -21,9 +21,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheels_tag_names_the_architecture_of_the_programs_inside(wheel: Path) -> None:
     machine = platform.machine()
-    assert (
-        wheel.name
-        == f"pyrunc-{pyrunc.__version__}-py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}.whl"  # noqa: E501
+    assert wheel.name == (
+        f"pyrunc-{pyrunc.__version__}-py3-none-manylinux_2_17_{machine}.musllinux_1_1_{machine}.whl"
     )
 
 

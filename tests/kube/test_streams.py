@@ -152,7 +152,8 @@ def _websocket(
     context = ssl.create_default_context(cafile=cluster["certificate-authority"])
     context.load_cert_chain(user["client-certificate"], user["client-key"])
     return connect(
-        f"wss://{urlsplit(cluster['server']).netloc}/api/v1/namespaces/{kube.namespace}/pods/{path}?{urlencode(query)}",
+        f"wss://{urlsplit(cluster['server']).netloc}/api/v1/namespaces/{kube.namespace}"
+        f"/pods/{path}?{urlencode(query)}",
         ssl=context,
         origin=origin,
         subprotocols=[Subprotocol("v4.channel.k8s.io")],

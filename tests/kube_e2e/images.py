@@ -22,11 +22,13 @@ E2E = "registry.k8s.io/e2e-test-images"
 TOOLS = "bash,curl,netcat-openbsd,iproute2,bind9-dnsutils,libc-bin"  # libc-bin: getent
 AGNHOST_USERS = {
     "etc/passwd": (
-        "root:x:0:0:root:/root:/bin/sh\nuser-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"
+        "root:x:0:0:root:/root:/bin/sh\n"
+        "user-defined-in-image:x:1000:1000::/home/user-defined-in-image:/bin/sh\n"
         "nobody:x:65534:65534:nobody:/:/bin/false\n"
     ),
     "etc/group": (
-        "root:x:0:\nuser-defined-in-image:x:1000:\ngroup-defined-in-image:x:50000:user-defined-in-image\nnogroup:x:65534:\n"
+        "root:x:0:\nuser-defined-in-image:x:1000:\n"
+        "group-defined-in-image:x:50000:user-defined-in-image\nnogroup:x:65534:\n"
     ),
 }
 

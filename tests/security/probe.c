@@ -1,5 +1,5 @@
-/* What a hostile process does: one word of argv[1] is one attack. It runs inside a container or beside it, is static, and
- * says on stdout what the kernel answered; a test judges that. */
+/* What a hostile process does: one word of argv[1] is one attack. It runs inside a container or
+ * beside it, is static, and says on stdout what the kernel answered; a test judges that. */
 #define _GNU_SOURCE
 #include <dirent.h>
 #include <errno.h>
@@ -74,7 +74,8 @@ static int ours(int pid)
 
 static void tell(int pid, const char *what, long result, int error)
 {
-	/* A result counts only if the process is called pyrunc:* before and after: then it was certainly ours. */
+	/* A result counts only if the process is called pyrunc:* before and after: then it was
+	 * certainly ours. */
 	if (ours(pid))
 		printf("%s %s\n", what, result >= 0 ? "DONE" : strerrorname_np(error));
 }
@@ -111,7 +112,9 @@ static void look_into(int pid)
 		fd = open(path, O_RDONLY);
 		result = fd;
 		if (fd >= 0 && i > 1 && read(fd, target, 1) == 0) {
-			result = -1; /* a process that is ending has no memory any more: maps opens, and is empty */
+			/* a process that is ending has no memory any more: maps opens, and is
+			 * empty */
+			result = -1;
 			errno = ESRCH;
 		}
 		tell(pid, files[i], result, errno);
@@ -157,7 +160,8 @@ static int spy(double seconds)
 	return 0;
 }
 
-/* overwrite SECONDS: open the executable of every other process, then write through that descriptor as soon as possible. */
+/* overwrite SECONDS: open the executable of every other process, then write through that descriptor
+ * as soon as possible. */
 static int overwrite(double seconds)
 {
 	double deadline = now() + seconds;
@@ -234,7 +238,8 @@ static int call(const char *how, const char *folder)
 		/* the old gate takes 32-bit pointers: the path lies low */
 		static char low[64];
 		strncpy(low, folder, sizeof low - 1);
-		__asm__ volatile("int $0x80" : "=a"(result) : "a"(39), "b"(low), "c"(0755) : "memory");
+		__asm__ volatile("int $0x80" : "=a"(result)
+			: "a"(39), "b"(low), "c"(0755) : "memory");
 		if (result < 0) {
 			errno = (int)-result;
 			result = -1;
@@ -247,15 +252,16 @@ static int call(const char *how, const char *folder)
 	return answer(how, result, errno);
 }
 
-/* sockets FAMILY: a new socket by the native call, by i386's, and by i386's multiplexer of socket calls; then two calls of the
- * multiplexer on a socket that is there already */
+/* sockets FAMILY: a new socket by the native call, by i386's, and by i386's multiplexer of socket
+ * calls; then two calls of the multiplexer on a socket that is there already */
 static int sockets(int family)
 {
 	long s = syscall(SYS_socket, family, SOCK_STREAM, 0);
 
 	answer("native", s, errno);
 #ifdef __x86_64__
-	static unsigned low[3]; /* the old gate takes 32-bit pointers: a static program's data lies low */
+	/* the old gate takes 32-bit pointers: a static program's data lies low */
+	static unsigned low[3];
 	struct { const char *name; long number, first, second, third; } calls[] = {
 		{ "i386", 359, family, SOCK_STREAM, 0 },
 		{ "socketcall", 102, 1, (long)low, 0 },
@@ -268,7 +274,8 @@ static int sockets(int family)
 		low[0] = i == 2 ? (unsigned)socket(AF_UNIX, SOCK_STREAM, 0) : (unsigned)family;
 		low[1] = SOCK_STREAM;
 		__asm__ volatile("int $0x80" : "=a"(result)
-			: "a"(calls[i].number), "b"(calls[i].first), "c"(calls[i].second), "d"(calls[i].third) : "memory");
+			: "a"(calls[i].number), "b"(calls[i].first), "c"(calls[i].second),
+			  "d"(calls[i].third) : "memory");
 		answer(calls[i].name, result < 0 ? -1 : result, result < 0 ? (int)-result : 0);
 	}
 #endif
@@ -282,10 +289,12 @@ static int connect_to(const char *name)
 	int s = socket(AF_UNIX, SOCK_STREAM, 0);
 
 	strncpy(address.sun_path + 1, name, sizeof address.sun_path - 2);
-	return answer("connect", connect(s, (void *)&address, sizeof(short) + 1 + strlen(name)), errno);
+	return answer("connect", connect(s, (void *)&address, sizeof(short) + 1 + strlen(name)),
+		errno);
 }
 
-/* key NAME: find a user key by the session keyring, which needs possession: the same uid is not enough */
+/* key NAME: find a user key by the session keyring, which needs possession: the same uid is not
+ * enough */
 static int key(const char *name)
 {
 	long found = syscall(SYS_keyctl, 10 /* SEARCH */, -3 /* session */, "user", name, 0);

@@ -287,8 +287,15 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
         [
             (
                 "pyrunc/kernel/path.py",
-                "    with closing_fd(open_in_root(root_fd, path)) as place:\n        return read_regular",  # noqa: E501
-                "    with closing_fd(open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)) as place:\n        return read_regular",  # noqa: E501
+                (
+                    "    with closing_fd(open_in_root(root_fd, path)) as place:\n"
+                    "        return read_regular"
+                ),
+                (
+                    "    with closing_fd("
+                    "open_in_root(root_fd, path, O_RDONLY | os.O_NONBLOCK)) as place:\n"
+                    "        return read_regular"
+                ),
             )
         ],
         "test_identity.py::test_a_hostile_passwd_does_no_harm",
@@ -402,7 +409,10 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
             (
                 "cri_server/spec/build.py",
                 '        "io.kubernetes.cri.container-type": "container",\n',
-                '        **inputs.sandbox.annotations, "io.kubernetes.cri.container-type": "container",\n',  # noqa: E501
+                (
+                    "        **inputs.sandbox.annotations,"
+                    ' "io.kubernetes.cri.container-type": "container",\n'
+                ),
             )
         ],
         "test_server.py::test_annotations_do_not_change_the_specification",

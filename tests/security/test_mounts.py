@@ -180,7 +180,8 @@ def test_tmpcopyup_opens_no_special_files(runtime: Runtime, rootfs: Path, canary
     result = runtime.run(
         "sh",
         "-c",
-        "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device && echo kept",  # noqa: E501
+        "cat /data/plain; test -L /data/link && test -p /data/pipe && test -c /data/device"
+        " && echo kept",
         change=lambda c: c["mounts"].append(change),
     )
     assert result.ok().out == "plain\nkept\n"

@@ -36,13 +36,14 @@ from pyrunc.program.model import (
 )
 from pyrunc.undo import Undo
 
-SAY = r"""
+SAY = """
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <unistd.h>
-/* Reads frames from descriptor 0: a byte for the number of descriptors to pass, a byte for the length, and that many bytes. */
+/* Reads frames from descriptor 0: a byte for the number of descriptors to pass, a byte for the \
+length, and that many bytes. */
 int main(int argc, char **argv)
 {
 	int sync = atoi(argv[1]);
@@ -67,7 +68,7 @@ int main(int argc, char **argv)
 	}
 	return argc < 0;
 }
-"""  # noqa: E501
+"""
 
 
 @pytest.fixture(scope="module")

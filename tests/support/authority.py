@@ -48,7 +48,8 @@ class Authority:
         (`IP:…`, `DNS:…`)."""
         extensions, request = self.folder / f"{name}.names", f"{self.folder}/{name}.csr"
         extensions.write_text(
-            f"subjectAltName={','.join([*NAMES, *names])}\nauthorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"  # noqa: E501
+            f"subjectAltName={','.join([*NAMES, *names])}\n"
+            "authorityKeyIdentifier=keyid\nkeyUsage=digitalSignature\n"
         )
         self._openssl(
             "req",

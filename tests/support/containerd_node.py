@@ -40,11 +40,12 @@ NETWORK = """\
   "cniVersion": "1.0.0", "name": "pods",
   "plugins": [
     {"type": "bridge", "bridge": "cni0", "isGateway": true, "ipMasq": true,
-     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
+     "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]],
+              "routes": [{"dst": "0.0.0.0/0"}]}},
     {"type": "portmap", "capabilities": {"portMappings": true}}
   ]
 }
-"""  # noqa: E501
+"""
 INSTALL = f"""
 set -e
 mkdir -p /mnt/containerd /etc/containerd /etc/cni/net.d /opt/cni/bin

@@ -89,10 +89,12 @@ mount -t proc p /proc; mount -t sysfs s /sys; mount -t devtmpfs d /dev
 for m in MODULES; do insmod /mod/$m; done
 echo initrd-is-up
 i=0; while [ ! -b /dev/vda ] && [ $i -lt 100 ]; do sleep 0.1; i=$((i+1)); done
-# A procfs below the new root would let user namespaces mount one without masks (mount_too_revealing in fs/namespace.c).
-mount -t ext4 /dev/vda /mnt && mount --move /dev /mnt/dev && umount /sys && umount /proc && exec switch_root /mnt /sbin/init
+# A procfs below the new root would let user namespaces mount one without masks \
+(mount_too_revealing in fs/namespace.c).
+mount -t ext4 /dev/vda /mnt && mount --move /dev /mnt/dev && umount /sys && umount /proc \
+&& exec switch_root /mnt /sbin/init
 echo no-root-disk; sleep 1000
-"""  # noqa: E501
+"""
 SERVICES = "10.0.2.100"
 UNWANTED = (
     "apt-daily.timer",

@@ -103,7 +103,8 @@ class GuestControlPlane:
     def _answers(self) -> bool:
         own = self.folder
         with urllib3.HTTPSConnectionPool(
-            "127.0.0.1", self.port, cert_file=f"{own}/admin.crt", key_file=f"{own}/admin.key", ca_certs=f"{own}/ca.crt", retries=False,  # noqa: E501
+            "127.0.0.1", self.port, cert_file=f"{own}/admin.crt", key_file=f"{own}/admin.key",
+            ca_certs=f"{own}/ca.crt", retries=False,
         ) as server:  # fmt: skip
             try:
                 return server.request("GET", "/readyz", timeout=5).status == 200

@@ -46,7 +46,8 @@ for disk in kubernetes kubeadm; do
     mountpoint -q /mnt/$disk || mount -o ro /dev/disk/by-label/$disk /mnt/$disk
 done
 ln -sf /mnt/kubernetes/kubelet /mnt/kubernetes/kubectl /mnt/kubeadm/kubeadm /usr/bin/
-mkdir -p /usr/lib/systemd/system/kubelet.service.d /etc/kubernetes/manifests /etc/cni/net.d /opt/cni/bin
+mkdir -p /usr/lib/systemd/system/kubelet.service.d /etc/kubernetes/manifests /etc/cni/net.d \
+/opt/cni/bin
 # Go's idle threads and collector take most of an emulated processor.
 printf 'GOMAXPROCS=1\nGOGC=400\n' >/etc/default/kubelet
 cat >/usr/lib/systemd/system/kubelet.service <<'E'
@@ -55,7 +56,7 @@ cat >/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf <<'E'
 {KUBEADM_DROP_IN}E
 systemctl daemon-reload
 systemctl enable -q kubelet
-"""  # noqa: E501
+"""
 
 
 def install_packages(guest: Guest) -> None:

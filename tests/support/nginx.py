@@ -13,7 +13,8 @@ from tests.support import debian, images
 
 FILES = {
     "etc/passwd": (
-        "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+        "root:x:0:0:root:/root:/bin/sh\nwww-data:x:33:33:www-data:/var/www:/usr/sbin/nologin\n"
+        "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
     ),
     "etc/group": "root:x:0:\nadm:x:4:\nwww-data:x:33:\nnogroup:x:65534:\n",
     "etc/nginx/sites-enabled/default": (

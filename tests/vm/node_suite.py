@@ -38,8 +38,11 @@ missing_controllers = "error"
 [runtimes.test-handler]
 """
 INSTALL = f"""set -e
-{PYTHON} -m pip install -q --disable-pip-version-check --no-index --no-deps {guest_node.INPUT}/wheels/*.whl
-{PYTHON} -m compileall -q /opt/venv/lib/python3*/site-packages/pyrunc /opt/venv/lib/python3*/site-packages/cri_server /opt/venv/lib/python3*/site-packages/cni_plugins
+{PYTHON} -m pip install -q --disable-pip-version-check --no-index --no-deps \
+{guest_node.INPUT}/wheels/*.whl
+{PYTHON} -m compileall -q /opt/venv/lib/python3*/site-packages/pyrunc \
+/opt/venv/lib/python3*/site-packages/cri_server \
+/opt/venv/lib/python3*/site-packages/cni_plugins
 mkdir -p /etc/pyrunc {NetworkConfig().conf_dir} {DISK} {FOLDER}
 mount -o ro /dev/disk/by-label/node-suite {DISK}
 cat >/etc/pyrunc/config.toml <<C
@@ -51,7 +54,7 @@ cat >{NetworkConfig().conf_dir}/10-pods.conflist
 # The suite calls sudo, which the guest does not have, and writes files beside its program.
 printf '#!/bin/sh\\nexec "$@"\\n' >/usr/local/bin/sudo && chmod +x /usr/local/bin/sudo
 ln -s {DISK}/e2e_node.test {FOLDER}/e2e_node.test
-"""  # noqa: E501
+"""
 # The suite's own output goes to a file: it is megabytes.
 RUN = f"""cd {FOLDER} && rm -rf reports && mkdir reports
 printf %s "$(systemctl show --property=MainPID --value {UNIT})" >server.pid

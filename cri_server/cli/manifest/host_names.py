@@ -15,7 +15,8 @@ PLACE = "/etc/hosts"
 HEADER = "# Written by pyrunc-cri run.\n"
 LOCAL = (
     "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
-    "fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\nfe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
+    "fe00::0\tip6-localnet\nfe00::0\tip6-mcastprefix\n"
+    "fe00::1\tip6-allnodes\nfe00::2\tip6-allrouters\n"
 )
 
 

@@ -14,7 +14,8 @@ from tests.support.registry import archive_images
 HOST = "registry.k8s.io"
 _USERS = {
     "etc/passwd": (
-        "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\nnobody:x:65534:65534:nobody:/:/bin/false\n"
+        "root:x:0:0:root:/root:/bin/sh\ndaemon:x:1:1:daemon:/:/bin/false\n"
+        "nobody:x:65534:65534:nobody:/:/bin/false\n"
     ),
     "etc/group": "root:x:0:\ndaemon:x:1:\nwheel:x:10:root\nnogroup:x:65534:\n",
 }

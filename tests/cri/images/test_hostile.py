@@ -325,8 +325,9 @@ def test_setuid_and_sticky_bits_stay_and_unknown_mode_bits_are_dropped(jail: Jai
 
 
 def header(
-    name: bytes = b"a", *, kind: bytes = b"0", size: bytes = b"00000000001\0", mode: bytes = b"0000644\0",  # noqa: E501
-    link: bytes = b"", uid: bytes = b"0000000\0", mtime: bytes = b"00000000000\0", magic: bytes = b"ustar\x0000",  # noqa: E501
+    name: bytes = b"a", *, kind: bytes = b"0", size: bytes = b"00000000001\0",
+    mode: bytes = b"0000644\0", link: bytes = b"", uid: bytes = b"0000000\0",
+    mtime: bytes = b"00000000000\0", magic: bytes = b"ustar\x0000",
     devices: bytes = b"0000000\x000000000\0", rest: bytes = b"", checksum: bytes | None = None,
 ) -> bytes:  # fmt: skip
     """Returns a header of these raw fields, with the right checksum unless `checksum` is set."""

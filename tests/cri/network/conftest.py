@@ -22,7 +22,10 @@ from cri_server.zygote.client import Zygote
 from tests.kernel.cni.harness import Host, Pod, all_elements, link_names, new_host
 from tests.support.zygotes import start_zygote
 
-RESULT = '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],"ips":[{"address":"10.9.9.9/24","interface":0}]}'  # noqa: E501
+RESULT = (
+    '{"cniVersion":"1.1.0","interfaces":[{"name":"eth0","sandbox":"\'"$CNI_NETNS"\'"}],'
+    '"ips":[{"address":"10.9.9.9/24","interface":0}]}'
+)
 ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
 
 

@@ -131,8 +131,8 @@ async def test_plugins_get_arguments_and_capabilities(node: Node) -> None:
     assert result.ips == ("10.9.9.9",)
     log = node.log()
     for line in (
-        "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-"
-        "1",
+        "CNI_ARGS=IgnoreUnknown=1;K8S_POD_NAMESPACE=default;K8S_POD_NAME=web;"
+        "K8S_POD_INFRA_CONTAINER_ID=pod0;K8S_POD_UID=u-1",
         "CNI_IFNAME=eth0",
         f"CNI_NETNS={node.name_of(pod)}",
         f"CNI_PATH={node.folder}/bin:{node.folder}/state/bin",
@@ -184,7 +184,8 @@ HOSTILE = {
     "wrong version": 'echo \'{"cniVersion":"9.0.0"}\'',
     "no address": 'echo \'{"cniVersion":"1.1.0"}\'',
     "address elsewhere": (
-        'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"cni0","sandbox":"/elsewhere"}],"ips":[{"address":"10.0.0.1/8","interface":0}]}\''  # noqa: E501
+        'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"cni0","sandbox":"/elsewhere"}],'
+        '"ips":[{"address":"10.0.0.1/8","interface":0}]}\''
     ),
     "interface path": 'echo \'{"cniVersion":"1.1.0","interfaces":[{"name":"../../x"}]}\'',
     "300 addresses": (

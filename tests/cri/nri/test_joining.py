@@ -26,13 +26,14 @@ sys.path.insert(0, {str(REPOSITORY)!r})
 from pathlib import Path
 from tests.support.nri import TestPlugin, ids
 folder = Path(__file__).parent.parent
-plugin = TestPlugin(socket.socket(fileno=int(os.environ["NRI_PLUGIN_SOCKET"])), index="99", name="ignored")
+plugin = TestPlugin(socket.socket(fileno=int(os.environ["NRI_PLUGIN_SOCKET"])), \
+index="99", name="ignored")
 with plugin:
     name = os.environ["NRI_PLUGIN_IDX"] + "-" + os.environ["NRI_PLUGIN_NAME"]
     (folder / name).write_text(f"{{os.environ['NRI_PLUGIN_SOCKET']}} {{plugin.config.config}}")
     plugin.wait_s = 3600
     plugin.wait(lambda: plugin.closed)
-"""  # noqa: E501
+"""
 
 
 def test_a_late_plugin_is_synchronized(server: Server, nri_socket: Path) -> None:

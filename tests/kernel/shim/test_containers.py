@@ -350,7 +350,10 @@ async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None
     """Each hook writes its name and the status that it received; startContainer runs inside the
     container and writes to another file."""
     trace = pod.folder / "trace"
-    script = f"""read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/') >> {trace}"""  # noqa: E501
+    script = (
+        """read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/')"""
+        f" >> {trace}"
+    )
     kinds = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
     hooks = {kind: [{"path": "/bin/sh", "args": ["sh", "-c", script, kind]}] for kind in kinds}
     pod.container("a", "echo run; read x", stdin=True, stdin_once=True)

@@ -104,8 +104,9 @@ def test_every_option_has_its_field() -> None:
     plain = choices()
     assert plain[criu.MANAGE_CGROUPS_MODE] == criu.CGROUP_MODES["soft"]
     for name, number in (
-        ("tcp_established", criu.TCP_ESTABLISHED), ("ext_unix_sk", criu.EXT_UNIX_SK), ("shell_job", criu.SHELL_JOB),  # noqa: E501
-        ("file_locks", criu.FILE_LOCKS), ("lazy_pages", criu.LAZY_PAGES), ("link_remap", criu.LINK_REMAP),  # noqa: E501
+        ("tcp_established", criu.TCP_ESTABLISHED), ("ext_unix_sk", criu.EXT_UNIX_SK),
+        ("shell_job", criu.SHELL_JOB), ("file_locks", criu.FILE_LOCKS),
+        ("lazy_pages", criu.LAZY_PAGES), ("link_remap", criu.LINK_REMAP),
         ("auto_dedup", criu.AUTO_DEDUP), ("tcp_close", criu.TCP_CLOSE),
     ):  # fmt: skip
         assert number not in plain and choices(**{name: True})[number] is True

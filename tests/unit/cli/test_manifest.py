@@ -296,7 +296,8 @@ CONTAINER: dict[str, Any] = FULL["spec"]["containers"][0]
         (
             "spec.volumes.1.emptyDir",
             {},
-            "spec.volumes[1]: expected one of hostPath, emptyDir, configMap, secret, downwardAPI and projected",  # noqa: E501
+            "spec.volumes[1]: expected one of hostPath, emptyDir, configMap, secret, downwardAPI"
+            " and projected",
         ),
         (
             "spec.volumes.1.hostPath.path",

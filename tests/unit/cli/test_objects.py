@@ -129,7 +129,8 @@ def test_probes_are_reported() -> None:
     [
         (
             [pod(envFrom=[{"configMapRef": {"name": "x"}}]), MAP],
-            "spec.containers[0].envFrom[0].configMapRef: no ConfigMap 'x' in the manifest; its ConfigMaps are: settings",  # noqa: E501
+            "spec.containers[0].envFrom[0].configMapRef: no ConfigMap 'x' in the manifest;"
+            " its ConfigMaps are: settings",
         ),
         (
             [
@@ -161,7 +162,8 @@ def test_probes_are_reported() -> None:
                     ]
                 )
             ],
-            "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath: 'status.podIP' is not supported",  # noqa: E501
+            "spec.volumes[0].downwardAPI.items[0].fieldRef.fieldPath:"
+            " 'status.podIP' is not supported",
         ),
         (
             [
@@ -174,7 +176,8 @@ def test_probes_are_reported() -> None:
                     ]
                 )
             ],
-            "spec.volumes[0].projected.sources[0].serviceAccountToken: is not supported; supported are configMap, secret, downwardAPI",  # noqa: E501
+            "spec.volumes[0].projected.sources[0].serviceAccountToken: is not supported;"
+            " supported are configMap, secret, downwardAPI",
         ),
         (
             [

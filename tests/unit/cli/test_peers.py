@@ -9,16 +9,27 @@ from pyrunc.cli.table import FLAG, GLOBAL, TRISTATE, VERBS
 # verb -> options; `!` marks one that takes no value. runc 1.5.2 `VERB --help`.
 RUNC = {
     "": "debug! log log-format root systemd-cgroup! rootless help! h! version! v!",
-    "create": "bundle b console-socket pidfd-socket pid-file no-pivot! no-new-keyring! preserve-fds",  # noqa: E501
-    "run": "bundle b console-socket pidfd-socket detach! d! keep! pid-file no-subreaper! no-pivot! no-new-keyring! preserve-fds",  # noqa: E501
-    "exec": "console-socket pidfd-socket cwd env e tty! t! user u additional-gids g process p detach! d! pid-file process-label"  # noqa: E501
-    " apparmor no-new-privs! cap c preserve-fds cgroup ignore-paused!",
+    "create": (
+        "bundle b console-socket pidfd-socket pid-file no-pivot! no-new-keyring! preserve-fds"
+    ),
+    "run": (
+        "bundle b console-socket pidfd-socket detach! d! keep! pid-file no-subreaper! no-pivot! "
+        "no-new-keyring! preserve-fds"
+    ),
+    "exec": (
+        "console-socket pidfd-socket cwd env e tty! t! user u additional-gids g process p detach! "
+        "d! pid-file process-label apparmor no-new-privs! cap c preserve-fds cgroup "
+        "ignore-paused!"
+    ),
     "kill": "all! a!",
     "delete": "force! f!",
     "events": "interval stats!",
     "ps": "format f",
-    "update": "resources r blkio-weight cpu-period cpu-quota cpu-burst cpu-share cpu-rt-period cpu-rt-runtime cpuset-cpus"  # noqa: E501
-    " cpuset-mems memory cpu-idle memory-reservation memory-swap pids-limit l3-cache-schema mem-bw-schema",  # noqa: E501
+    "update": (
+        "resources r blkio-weight cpu-period cpu-quota cpu-burst cpu-share cpu-rt-period "
+        "cpu-rt-runtime cpuset-cpus cpuset-mems memory cpu-idle memory-reservation memory-swap "
+        "pids-limit l3-cache-schema mem-bw-schema"
+    ),
     "list": "format f quiet! q!",
     "spec": "bundle b rootless!",
     "state": "",
@@ -26,10 +37,16 @@ RUNC = {
     "pause": "",
     "resume": "",
     "features": "",
-    "checkpoint": "image-path work-path parent-path leave-running! tcp-established! tcp-skip-in-flight! link-remap!"  # noqa: E501
-    " ext-unix-sk! shell-job! lazy-pages! status-fd page-server file-locks! pre-dump! manage-cgroups-mode empty-ns auto-dedup!",  # noqa: E501
-    "restore": "console-socket image-path work-path tcp-established! ext-unix-sk! shell-job! file-locks! manage-cgroups-mode"  # noqa: E501
-    " bundle b detach! d! pid-file no-subreaper! no-pivot! empty-ns auto-dedup! lazy-pages! lsm-profile lsm-mount-context",  # noqa: E501
+    "checkpoint": (
+        "image-path work-path parent-path leave-running! tcp-established! tcp-skip-in-flight! "
+        "link-remap! ext-unix-sk! shell-job! lazy-pages! status-fd page-server file-locks! "
+        "pre-dump! manage-cgroups-mode empty-ns auto-dedup!"
+    ),
+    "restore": (
+        "console-socket image-path work-path tcp-established! ext-unix-sk! shell-job! file-locks! "
+        "manage-cgroups-mode bundle b detach! d! pid-file no-subreaper! no-pivot! empty-ns "
+        "auto-dedup! lazy-pages! lsm-profile lsm-mount-context"
+    ),
 }
 # crun 1.8.1, what runc does not have; `--tty[=TTY]` is a flag here.
 CRUN = {

@@ -24,8 +24,13 @@ from cri_server.doctor.model import Check, CheckResult, Level, Machine
 from cri_server.zygote.client import JobResult, Zygote
 from pyrunc.errors import Unavailable
 
-FLANNEL = """{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}"""  # noqa: E501
-BRIDGE = """{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}"""  # noqa: E501
+FLANNEL = (
+    '{"cniVersion": "1.0.0", "name": "cbr0", "plugins": [{"type": "flannel"}, {"type": "portmap"}]}'
+)
+BRIDGE = (
+    '{"cniVersion": "1.0.0", "name": "pods",'
+    ' "plugins": [{"type": "bridge", "ipam": {"type": "host-local"}}]}'
+)
 GOOD = {
     "/proc/sys/kernel/osrelease": "6.12.9-amd64",
     "/proc/self/ns/cgroup": "",
@@ -330,7 +335,8 @@ def test_a_running_kubelet_takes_precedence_over_its_unit(tmp_path: Path) -> Non
     running = {
         "/proc/77/comm": "kubelet\n",
         "/proc/77/cmdline": (
-            "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0--container-runtime-endpoint\0unix:///new\0"
+            "/usr/bin/kubelet\0--container-runtime-endpoint=unix:///old\0"
+            "--container-runtime-endpoint\0unix:///new\0"
         ),
     }
     by_code = results(machine(tmp_path, dict(running)))
@@ -342,8 +348,9 @@ def test_a_kubelet_is_not_checked_before_kubeadm_join(tmp_path: Path) -> None:
     doctor gives only the hint to join, and checks neither the endpoint nor the cgroup driver."""
     drop_in = (
         '[Service]\nEnvironment="A=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf'
-        ' --kubeconfig=/etc/kubernetes/kubelet.conf"\nEnvironment="B=--config=/var/lib/kubelet/config.yaml"\nExecStart=\nExecStart=/usr/bin/kubelet'  # noqa: E501
-        " $A $B\n"
+        ' --kubeconfig=/etc/kubernetes/kubelet.conf"\n'
+        'Environment="B=--config=/var/lib/kubelet/config.yaml"\n'
+        "ExecStart=\nExecStart=/usr/bin/kubelet $A $B\n"
     )
     changes = {"/etc/systemd/system/kubelet.service.d/10-kubeadm.conf": drop_in, FLAGS: None}
     waiting = results(machine(tmp_path / "new", {**changes, "/var/lib/kubelet/config.yaml": None}))

@@ -106,7 +106,8 @@ def test_an_exec_takes_the_containers_process_with_another_argv() -> None:
 
 
 ACCOUNTS = user.Accounts.parse(
-    b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:34::/home/www:/bin/sh\nbroken\nbad:x:nan:0\nhuge:x:4294967296:0::/h:\n"
+    b"root:x:0:0:root:/root:/bin/sh\nwww:x:33:34::/home/www:/bin/sh\n"
+    b"broken\nbad:x:nan:0\nhuge:x:4294967296:0::/h:\n"
     b"evil:x:77:77::/h\rNL=1:\n",
     b"root:x:0:\nwww:x:34:\nextra:x:50:www,other\nother:x:51:nobody\n",
 )

@@ -21,8 +21,9 @@ from cri_server.systemd.descriptor_store import receive
 found = receive(os.environ)
 for name, fd in found.items():
     print(name, fd, os.get_inheritable(fd), os.fstat(fd).st_size if name.startswith("file") else "")
-print(sorted(word for word in os.environ if word.startswith("LISTEN_")), len(os.listdir("/proc/self/fd")) - 1)
-"""  # noqa: E501
+print(sorted(word for word in os.environ if word.startswith("LISTEN_")), \
+len(os.listdir("/proc/self/fd")) - 1)
+"""
 
 
 @pytest.fixture
@@ -72,7 +73,9 @@ def test_a_descriptor_without_a_name_is_called_unknown(manager: ServiceManager, 
     assert started(manager, LISTEN_FDNAMES="") == ["unknown 3 False ", "[] 4"]
 
 
-def test_more_names_and_numbers_than_descriptors(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:  # fmt: skip  # noqa: E501
+def test_more_names_and_numbers_than_descriptors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("cri_server.systemd.descriptor_store.FIRST_FD", 1 << 20)
     assert (
         receive({"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": "2", "LISTEN_FDNAMES": "a:b"}) == {}

@@ -108,7 +108,13 @@ class Node:
         )
         return [f"{e['reason']}: {e.get('message', '')}" for e in listing["items"]]
 
-    def until(self, condition: Callable[[], Any], what: str, name: str = "", patience_s: float = PATIENCE_S) -> Any:  # fmt: skip  # noqa: E501
+    def until(
+        self,
+        condition: Callable[[], Any],
+        what: str,
+        name: str = "",
+        patience_s: float = PATIENCE_S,
+    ) -> Any:
         """Poll until the condition is true and return its value; the error has the events."""
         answers: list[Any] = []
 

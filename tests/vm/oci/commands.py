@@ -72,8 +72,8 @@ class User:
         """Return the output on a new terminal, with newlines alone at the ends of lines."""
         master, slave = os.openpty()
         with subprocess.Popen(
-            [*self._become(), *words], stdin=slave, stdout=slave, stderr=slave, cwd="/tmp", start_new_session=True,  # noqa: E501
-            env=self._environment(),
+            [*self._become(), *words], stdin=slave, stdout=slave, stderr=slave, cwd="/tmp",
+            start_new_session=True, env=self._environment(),
         ) as running:  # fmt: skip
             os.close(slave)
             output, deadline = b"", time.monotonic() + timeout_s

@@ -69,10 +69,11 @@ def test_the_kernel_enforces_selinux_and_containers_work(server: Server, volume:
     process, pause = pids(server, container)
     assert label(process).type == label(pause).type == "container_t"
     script = """set -e
-        cat /etc/hosts /etc/resolv.conf /proc/self/status /proc/1/cmdline /sys/fs/cgroup/cgroup.controllers >/written
+        cat /etc/hosts /etc/resolv.conf /proc/self/status /proc/1/cmdline \
+/sys/fs/cgroup/cgroup.controllers >/written
         head -c 1 /dev/urandom >/dev/null
         mkdir /dev/shm/folder
-        echo fine"""  # noqa: E501
+        echo fine"""
     answer = server.exec(container, "sh", "-c", script)
     assert (answer.stdout, answer.stderr, answer.exit_code) == (b"fine\n", b"", 0)
 

@@ -101,14 +101,15 @@ MEASURE = """(w) => {
     bars: rows.map(r => box(r.querySelector('svg > rect'))),
     frame: box(d.querySelector('.waterfall > g > svg .grid')),
     colours: rows.map(r => w.getComputedStyle(r.querySelector('svg > rect')).fill),
-    back: w.getComputedStyle(d.body).backgroundColor, ink: w.getComputedStyle(d.querySelector('svg text')).fill,
+    back: w.getComputedStyle(d.body).backgroundColor, \
+ink: w.getComputedStyle(d.querySelector('svg text')).fill,
     open: [...d.querySelectorAll('details')].map(e => e.open),
     overflow: d.documentElement.scrollWidth > d.documentElement.clientWidth,
     foreign: d.querySelectorAll('img, b, script, link, [src], [href], [onerror]').length,
     loaded: w.performance.getEntriesByType('resource').length,
     most: [...d.querySelectorAll('.most, .error')].map(e => e.textContent),
   }
-}"""  # noqa: E501
+}"""
 
 
 def test_a_browser_shows_the_page(tmp_path: Path) -> None:
