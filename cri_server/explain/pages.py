@@ -25,7 +25,7 @@ CHAPTERS = {
     ),
     "errno": (
         "Errors of the kernel",
-        "In messages they follow a system call and its object: `mount 'overlay' on '/': ENODEV`.",
+        "A message names the call, its object and the error: `mount 'overlay' on '/': ENODEV`.",
     ),
     "doctor": ("Checks of doctor", "The names are those of `pyrunc-cri doctor`."),
 }

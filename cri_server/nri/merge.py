@@ -238,7 +238,9 @@ class Merge:
     def _update(self, plugin: str, request: api.ContainerUpdate) -> None:
         identifier = request.container_id
         if self._is_creation and identifier == self.container.id:
-            raise PeerError(f"NRI plugin {plugin} updates the container that is being created")
+            raise PeerError(
+                f"NRI plugin {plugin} must adjust, not update, the container that is being created"
+            )
         if identifier == self._updated:
             assert self.limits is not None
             target = self.limits

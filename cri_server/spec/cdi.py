@@ -150,7 +150,7 @@ def _read(path: Path) -> Specification:
             or file_stat.st_uid != 0
             or file_stat.st_mode & 0o022
         ):
-            raise ValueError("not a regular file that only root can write")
+            raise ValueError("must be a regular file that only root can write")
         limit = SIZE_LIMIT_BYTES if path.suffix == ".json" else YAML_LIMIT_BYTES
         if file_stat.st_size > limit:
             raise ValueError(f"larger than {limit} bytes")

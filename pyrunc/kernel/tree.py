@@ -76,7 +76,7 @@ def walk(
                 current = above
                 # A hostile process may have moved the folder: its `..` would lead out of the tree.
                 if identity(current) != stack[-1].identity:
-                    raise OSError(errno.ESTALE, "moved meanwhile", names[-1])
+                    raise OSError(errno.ESTALE, "another process has moved it", names[-1])
                 yield current, names.pop()
             else:
                 return

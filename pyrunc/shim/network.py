@@ -43,7 +43,7 @@ def _set_lo_up() -> None:
         ioctl(sock.fileno(), SIOCSIFFLAGS, _LO_UP)
     except OSError as error:
         raise KernelError(
-            "ioctl", "link 'lo' of a new network namespace", error.errno or 0
+            "ioctl", "set 'lo' up in a new network namespace", error.errno or 0
         ) from None
     finally:
         sock.close()

@@ -145,7 +145,7 @@ class StartedProcess(SupervisedProcess):
         owns the descriptors."""
         if len(fds) != 1 + len(record.outputs):
             raise InvalidArgument(
-                f"the keeper's entry of a container has {len(fds)} descriptors, not"
+                f"the keeper's entry for a container has {len(fds)} descriptors, not"
                 f" {1 + len(record.outputs)}"
             )
         console_fd = fds[1] if record.terminal and record.outputs else None
@@ -192,7 +192,7 @@ class PauseProcess(SupervisedProcess):
         if len(fds) != 1 + record.network + len(record.mounts):
             close_all(fds)
             raise InvalidArgument(
-                f"the keeper's entry of a pause process has {len(fds)} descriptors for"
+                f"the keeper's entry for a pause process has {len(fds)} descriptors for"
                 f" {len(record.mounts)} mounts"
             )
         group = Cgroup.from_record(record.group) if record.group else None

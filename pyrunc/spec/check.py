@@ -288,7 +288,7 @@ def _intel_rdt(rdt: Mapping[str, Any]) -> None:
         if line and "\n" in line:
             raise InvalidSpec(at, f"{line!r} is not a single line")
     if rdt.get("memBwSchema") and not rdt["memBwSchema"].startswith("MB:"):
-        raise InvalidSpec(f"{at}.memBwSchema", "must begin with MB:")
+        raise InvalidSpec(f"{at}.memBwSchema", "must begin with 'MB:'")
 
 
 def _device(device: Device, path: str) -> None:
