@@ -29,6 +29,14 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """All names of the page, normalized."""
         return {_normalize(name) for name in (self.name, *self.also)}
 
+    @property
+    def facts(self) -> str:
+        """Who must act, the gRPC code and the other names, as sentences; empty without any."""
+        facts = [f"Who must act: {self.acts}."] if self.acts else []
+        facts += [f"gRPC: `{self.code}`."] if self.code else []
+        facts += [f"Also: {', '.join(self.also)}."] if self.also else []
+        return " ".join(facts)
+
 
 def _normalize(name: str) -> str:
     """Return the same text for `WrongState`, `wrong_state` and `WRONG-STATE`."""

@@ -81,11 +81,8 @@ def markdown() -> Iterator[str]:
 
 def _section(page: Page) -> Iterator[str]:
     yield from (f"### {page.name}", "", f"**{page.title}.** {page.text}", "", page.remedy, "")
-    facts = [f"Who must act: {page.acts}."] if page.acts else []
-    facts += [f"gRPC: `{page.code}`."] if page.code else []
-    facts += [f"Also: {', '.join(page.also)}."] if page.also else []
-    if facts:
-        yield from (" ".join(facts), "")
+    if page.facts:
+        yield from (page.facts, "")
 
 
 if __name__ == "__main__":

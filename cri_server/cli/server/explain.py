@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 
 import click
@@ -11,6 +12,7 @@ from cri_server.explain.pages import CHAPTERS, PAGES
 from pyrunc.errors import NotFound
 
 WIDTH = 100
+NO_BREAK_SPACE = "\N{NO-BREAK SPACE}"
 
 
 @click.command()
@@ -34,13 +36,21 @@ def explain(words: tuple[str, ...]) -> None:
 
 
 def _describe(page: Page) -> str:
-    facts = [f"acts: {page.acts}"] if page.acts else []
-    facts += [f"gRPC: {page.code}"] if page.code else []
-    title = f"{page.name}: {page.title}" + (f" ({', '.join(facts)})" if facts else "")
-    return "\n".join([title, _indent(page.text), _indent(page.remedy)])
+    texts = filter(None, (page.text, page.remedy, page.facts))
+    return "\n".join([f"{page.name}: {page.title}", *map(_indent, texts)])
 
 
 def _indent(text: str) -> str:
-    return textwrap.fill(
-        text, WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
+    # A command in backquotes stays on one line, so that it can be copied.
+    glued = re.sub(
+        "`[^`]*`", lambda command: NO_BREAK_SPACE.join(command[0].split()), " ".join(text.split())
     )
+    lines = textwrap.fill(
+        glued,
+        WIDTH,
+        initial_indent="  ",
+        subsequent_indent="  ",
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return lines.replace(NO_BREAK_SPACE, " ")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import re
 from pathlib import Path
 
 import pytest
@@ -193,3 +194,11 @@ def test_the_explain_command_prints_pages() -> None:
     assert page.output.startswith("ENOSPC: No space left\n") and "pyrunc-cri gc" in page.output
     unknown = run(explain, ["nonsense"])
     assert isinstance(unknown.exception, NotFound) and "'nonsense'" in str(unknown.exception)
+
+
+def test_no_line_breaks_within_a_command() -> None:
+    run = CliRunner()
+    for page in PAGES:
+        output = run.invoke(explain, [page.name]).output
+        for command in re.findall("`[^`]*`", f"{page.text} {page.remedy}"):
+            assert " ".join(command.split()) in output, page.name
