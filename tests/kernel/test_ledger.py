@@ -16,8 +16,8 @@ from tests.support.processes import wait_until
 
 
 class Things:
-    """Leaves objects on a machine: `make(KIND, NAME)` leaves one and returns the word that its
-    report contains."""
+    """Makes objects that the ledger can find. `kinds[KIND](NAME)` makes one and returns the path or
+    name by which the ledger reports it; the end of the test removes it."""
 
     def __init__(self, stack: ExitStack, folder: Path) -> None:
         self.stack, self.folder = stack, folder

@@ -31,9 +31,10 @@ def without_dev(config: Config) -> None:
 def test_dev_as_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str, with_pts: bool
 ) -> None:
-    """CVE-2026-41579, CVE-2026-47766: no /dev is mounted, and the image's is a link to the host's
-    canary, which has a file `ptmx` that vulnerable runtimes replace. The canary keeps its two files
-    and gets no event. Debian's runc 1.1.5 fails this test: it makes links in the canary."""
+    """CVE-2026-41579, CVE-2026-47766: the image's /dev or /dev/pts is a link to the host's canary
+    folder, and no /dev is mounted over it. The canary's files `ptmx` and `passwd` are neither
+    opened nor changed; vulnerable runtimes replace `ptmx`. Debian's runc 1.1.5 fails this test: it
+    makes links in the canary."""
     place = rootfs / "dev"
     if target == "pts":  # /dev is a folder, /dev/pts the link
         (place / "pts").symlink_to(canary.path)

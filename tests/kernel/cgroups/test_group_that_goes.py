@@ -15,8 +15,8 @@ ROUNDS = 2000
 
 
 def test_a_group_that_is_removed_during_kill_counts_as_killed() -> None:
-    """In some 20 of 2000 rounds the group is removed between open(2) and write(2), and the kernel
-    answers ENODEV."""
+    """`kill` succeeds although the group is removed between its open(2) and write(2), so that the
+    kernel answers ENODEV. This happens in some 20 of 2000 rounds."""
     with own_group("going") as group:
         racing = group / "racing"
         ours = Cgroup(f"/{racing.relative_to(tree.root())}")

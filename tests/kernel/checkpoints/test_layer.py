@@ -139,7 +139,7 @@ def test_an_attribute_that_no_tar_can_hold_is_refused(upper: Path, tar: Path, na
 
 
 def test_a_deep_tree_is_written(upper: Path, tar: Path) -> None:
-    """The tree is deeper than a path may be long."""
+    """A tree that is deeper than PATH_MAX is archived whole."""
     folder = os.open(upper, os.O_RDONLY)
     for _ in range(300):
         os.mkdir("d" * 100, dir_fd=folder)
@@ -195,7 +195,8 @@ def test_a_file_that_became_a_pipe_is_not_opened(
 
 
 def test_holes_in_the_images_of_an_archive_take_no_disk_space(tmp_path: Path) -> None:
-    """An archive of a few bytes may hold a file of many gigabytes."""
+    """Holes in CRIU's image files stay holes on the disk: an archive of a few bytes may hold a file
+    of many gigabytes."""
     source, target = tmp_path / "source", tmp_path / "target"
     (source / names.IMAGES).mkdir(parents=True)
     target.mkdir()

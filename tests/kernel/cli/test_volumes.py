@@ -139,7 +139,8 @@ def test_a_folder_of_the_pod_belongs_to_its_fs_group(tmp_path: Path) -> None:
 
 
 def test_a_deep_volume_is_deleted(tmp_path: Path) -> None:
-    """A container chooses the depth, and a recursive function would fail at a thousand levels."""
+    """A volume is deleted although a container has nested its folders three thousand deep: a
+    recursive function would fail at a thousand."""
     folder = folders.make(tmp_path, "default", "p")
     folders.set_owner(folder, "id")
     place = os.open(folder, os.O_RDONLY)

@@ -102,7 +102,7 @@ def test_a_later_plugin_gets_the_result_of_the_previous_plugin(host: Host) -> No
 
 def test_del_without_port_mappings_searches_no_elements(host: Host) -> None:
     """DEL by pyrunc's server gets the port mappings of the ADD, so without mappings it searches no
-    elements. For another caller, DEL searches all elements."""
+    nftables elements. For another caller, DEL searches all elements."""
     pod, bridge = host.pod(), host.bridge_config()
     scope = {"args": {"cni": {"scope": "mine"}}}
     result = added(pod, bridge, ports(**scope))

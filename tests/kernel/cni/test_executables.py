@@ -150,7 +150,8 @@ def test_plugins_add_check_and_delete_an_attachment(
 
 
 def test_the_same_request_has_the_same_result(ours: str, host: Host) -> None:
-    """The names and addresses of network devices, which each side generates, may differ."""
+    """pyrunc's bridge plugin and the reference plugin return the same result, except for the names
+    and hardware addresses of network devices, which each generates."""
     results = []
     for folder in (ours, reference()):
         pod = host.pod()
@@ -227,8 +228,8 @@ def test_our_bridge_runs_their_host_local(ours: str, host: Host) -> None:
 
 
 def test_our_bridge_removes_an_interface_of_the_reference_bridge(ours: str, host: Host) -> None:
-    """A node changes its plugins while pods run: DEL of the new plugin gets the result of the old
-    one."""
+    """DEL of pyrunc's bridge plugin accepts the reference plugin's result of ADD, because a node
+    may change its plugins while pods run."""
     pod = host.pod()
     config = host.bridge_config(cniVersion="1.0.0", ipam=host.ipam("10.88.0.0/16"))
     code, value = run(reference(), "bridge", "ADD", pod, config)

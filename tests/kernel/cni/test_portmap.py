@@ -91,8 +91,9 @@ def test_the_host_reaches_a_port_through_loopback(net: Host, protocol: str, kind
 
 
 def test_ipv6_loopback_is_refused_at_once(net: Host) -> None:
-    """The kernel has no route_localnet for IPv6: a client that tries ::1 first must not wait before
-    it tries 127.0.0.1."""
+    """A host port cannot be reached at ::1, because the kernel has no route_localnet for IPv6. The
+    connection is refused at once, so that a client that tries ::1 first need not wait before it
+    tries 127.0.0.1."""
     pod = net.pod()
     publish(net, pod, WEB)
     with listen(pod.fd, "::", 80) as server, pytest.raises(ConnectionRefusedError):

@@ -293,7 +293,8 @@ def test_root_of_the_host_may_mount_sysfs(box: Box) -> None:
 
 @pytest.mark.parametrize("kind", ["c", "u", "b"])
 def test_a_device_that_cannot_be_made_is_bound(mapped: Box, kind: str) -> None:
-    """Only the machine's root may call mknod; the host's node is bound, when it has one."""
+    """In a user namespace mknod(2) fails, so the host's device node is bind-mounted, if the host
+    has one."""
     block = next((p for p in sorted(Path("/dev").iterdir()) if p.is_block_device()), None)
     path = str(block) if kind == "b" else "/dev/zero"
     assert path != "None", "this machine has no block device"

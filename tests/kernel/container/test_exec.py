@@ -185,8 +185,8 @@ def test_an_exec_in_an_ended_container_is_an_error(box: Box) -> None:
 
 
 def test_an_exec_works_after_init_moved_into_a_group_below(box: Box) -> None:
-    """An exec works although init has moved itself into a cgroup below the container's, which
-    accepts no more processes then."""
+    """An exec works although init has moved itself into a child cgroup, after which the container's
+    own cgroup accepts no processes."""
     with box.running() as (created, request):
         assert created.cgroup is not None
         below = Path(created.cgroup.directory) / "below"

@@ -152,8 +152,8 @@ def test_many_containers_start_at_once(tmp_path: Path) -> None:
 
 
 def with_step_at(box: Box, point: str) -> CreateRequest:
-    """Return a request by whose start the parent does a step of the kind STEPS[point] at the sync
-    point `point`."""
+    """Return a request for a container. During its start, the parent does a step of the kind
+    STEPS[point] at the sync point `point`."""
     box.config["root"]["path"] = str(box.image)
     if point == "before-identity":
         identical = [{"containerID": 0, "hostID": 0, "size": 65536}]
@@ -178,7 +178,8 @@ STEPS = {
 def test_a_process_ends_when_its_caller_dies_during_the_start(
     box: Box, tmp_path: Path, point: str
 ) -> None:
-    """At a sync point, the socket's end tells the process that its parent has ended."""
+    """When the runtime is killed while the container's process waits at a sync point, the process
+    exits, because it reads the end of the socket."""
     reading, writing = os.pipe()
 
     def work() -> None:
@@ -252,8 +253,8 @@ def test_a_container_can_share_our_mount_namespace(box: Box) -> None:
 
 
 def test_root_of_a_user_namespace_can_start_a_container(box: Box, tmp_path: Path) -> None:
-    """Without privileges podman calls a runtime in this way: as root of a user namespace, in a new
-    mount namespace."""
+    """The runtime can start a container as root of a user namespace, in a new mount namespace:
+    podman without privileges calls it in this way."""
     script = (
         "import sys\n"
         "from pathlib import Path\n"

@@ -1,4 +1,4 @@
-"""A keeper with its own folder, which is ended with its test."""
+"""Provides a keeper with its own folder for each test, and ends it afterwards."""
 
 from __future__ import annotations
 

@@ -263,7 +263,8 @@ def test_a_missing_program_ends_with_exit_code_127(keeper: Keeper) -> None:
 def test_an_orphans_exit_is_recorded_by_pid_and_start_time(
     keeper: Keeper, script: str, code: int
 ) -> None:
-    """The orphan is a child in its own session, whose parent is killed as a shim could be."""
+    """When a child of the keeper is killed, as a shim could be, the grandchild becomes the keeper's
+    child. Its exit is recorded, although it is in a session of its own."""
     inner = f"setsid sh -c 'echo $$ >&5; read line <&6; {script}'"
     with pipe() as (waiting, go):
         reading, writing = os.pipe2(os.O_CLOEXEC)
@@ -476,8 +477,8 @@ def test_a_keeper_of_another_version_is_reported(
 
 
 def test_a_keeper_whose_folder_was_removed_ends(keeper: Keeper, tmp_path: Path) -> None:
-    """The folder disappears, as a tmpfs does at a reboot; otherwise the keeper would store its
-    entries forever."""
+    """A keeper ends when its folder disappears, as a tmpfs does at a reboot; otherwise it would
+    store its entries forever."""
     keeper.put("a", b"content")
     pid = keeper.hello()
     keeper.close()

@@ -105,7 +105,8 @@ ENOUGH = [
 def test_comparisons_of_arguments_decide(
     box: Box, op: str, value: int, two: int, refused: list[int]
 ) -> None:
-    """The tested call is chmod(path, mode), or fchmodat on architectures without chmod."""
+    """chmod(path, mode) is refused for exactly those modes that match the filter's comparison. On
+    architectures without chmod the call is fchmodat."""
     args = {"op": op, "value": value, "valueTwo": two}
     filtered(
         box,

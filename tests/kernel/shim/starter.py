@@ -55,8 +55,8 @@ class DirectCompiler:
             raise NotFound(f"no record of {os.path.basename(directory)}") from None
 
     def fork_first(self) -> Any:
-        """If `process.first` is set, return a function for a fork, which makes a cgroup and one end
-        of a pipe; `compile` then refuses the container."""
+        """If `process.first` is set, return the function that a fork of the shim must run first: it
+        makes a cgroup and opens a pipe's writing end. `compile` then refuses the container."""
         if "first" not in self._config["process"]:
             return None
         group = Cgroup(self._config["linux"]["cgroupsPath"])

@@ -118,7 +118,8 @@ async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_paus
 async def test_a_pause_process_stopped_during_its_start_is_gone_afterwards(
     pod: TestPod,
 ) -> None:
-    """A server that gives up on the pod during the start stops the pause process, then the shim."""
+    """When a server gives up on the pod during the start, it stops the pause process, then the
+    shim. No pause process remains."""
     describe(pod)
     starting = asyncio.ensure_future(pod.client.start_pause())
     await asyncio.sleep(0)
@@ -140,8 +141,8 @@ async def test_a_failed_start_of_the_pause_process_is_reported_despite_a_stop(po
 
 
 async def test_no_container_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPod) -> None:
-    """The container's configuration names the pause process's namespaces by a pid, which another
-    process of the host may have by then."""
+    """The start fails. The container's configuration names the namespaces by the pid of the pause
+    process, which another process of the host may have by then."""
     pause = await start_pause(pod)
     os.kill(pause.pid, signal.SIGKILL)
     await until(lambda: pod.events)
@@ -492,9 +493,9 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
 
 
 async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:
-    """The shim has another score than the test: -999 where it may lower its score. Elsewhere the
-    test raises the shim's score, because no process may go below the lowest score that was set with
-    CAP_SYS_RESOURCE."""
+    """A container has the test's score or its configured one. The shim's score differs: it is -999
+    where the shim may lower it. Elsewhere the test raises it, because no process may go below the
+    lowest score that was set with CAP_SYS_RESOURCE."""
     if not holds("CAP_SYS_RESOURCE"):
         own_score = int(Path("/proc/self/oom_score_adj").read_text())
         Path(f"/proc/{pod.pid}/oom_score_adj").write_text(str(own_score + 300))

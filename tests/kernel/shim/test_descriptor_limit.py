@@ -141,7 +141,8 @@ def _processor_ticks(pid: int) -> int:
 
 
 async def test_a_container_that_cannot_be_compiled_leaves_no_descriptor(pod: TestPod) -> None:
-    """Its cgroup may stay, because the removal needs descriptors, too; the server removes it."""
+    """A failed `create_container` leaves no descriptor open. The container's cgroup may stay,
+    because its removal needs descriptors, too; the server removes it."""
     for free in range(MOST_FREE):
         name = f"c{free}"
         await pod.client.state()

@@ -152,8 +152,8 @@ async def test_many_jobs_run_at_once(zygote: Zygote) -> None:
 
 
 async def test_a_timeout_kills_all_processes_of_the_job(zygote: Zygote, tmp_path: Path) -> None:
-    """The timeout is long enough for three processes to start, which would otherwise sleep for 100
-    s."""
+    """The timeout kills the three processes that the job has started and that would sleep for 100
+    s. It is long enough for all of them to start."""
     pids = tmp_path / "pids"
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
@@ -364,7 +364,8 @@ async def test_a_zygote_closed_during_its_start_leaves_no_process() -> None:
     "function", ["hand_over_many", "hand_over_with_an_error", "hand_over_nonsense"]
 )
 async def test_unexpected_descriptors_of_a_job_are_closed(zygote: Zygote, function: str) -> None:
-    """A compromised job can send 250 descriptors with any message."""
+    """Descriptors that a job sends unasked are closed: a compromised job can send 250 with any
+    message, and could exhaust the server's limit of descriptors."""
     before = descriptors(os.getpid())
     for run in (zygote.run, zygote.run_for_fd):
         with pytest.raises((PeerError, NotFound)):
@@ -435,8 +436,9 @@ def test_a_zygote_whose_server_ends_during_the_imports_exits_without_an_error(mo
 
 
 def test_a_zygote_whose_server_ends_with_an_unread_reply_exits_without_an_error() -> None:
-    """The kernel then resets the connection: the next reply, here a job's end, fails with
-    ECONNRESET."""
+    """When a server closes its socket with an unread reply, the kernel resets the connection. The
+    zygote's next reply, here a job's end, fails with ECONNRESET; the zygote exits with code 0 and
+    no message."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:

@@ -125,7 +125,7 @@ def test_relabelling_does_not_follow_swapped_links(tree: Path, tmp_path: Path) -
 
 
 def test_a_fifo_is_labelled_and_not_opened(tree: Path) -> None:
-    """open(2) of a FIFO without a writer would wait."""
+    """A FIFO is labelled without open(2), which would wait for a writer."""
     os.mkfifo(tree / "fifo")
     relabel.relabel_tree(str(tree), LABEL)
     assert label_of(tree / "fifo") == LABEL
