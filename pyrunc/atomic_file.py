@@ -110,9 +110,9 @@ def write_json(
 
 def read_json(path: str, *, version: int = 1) -> dict[str, Any]:
     """Return the JSON object in the file `path`, including its key "version". `version`: the
-    highest version that the caller can read. Raises NotFound; DamagedRecord when the file is not a
-    JSON object or has no integer version; NewerRecord when the file's version is higher than
-    `version`; OSError."""
+    highest version that the caller can read. Raises NotFound, OSError; DamagedRecord when the
+    file is not a JSON object or has no integer version; NewerRecord when the file's version is
+    higher than `version`."""
     try:
         with open(path, "rb", buffering=0) as file:
             content = file.read() or b""

@@ -148,8 +148,8 @@ def configure_gateway(
     host: NetlinkSocket, bridge: Link, addressing: Addressing, settings: BridgeSettings
 ) -> None:
     """Give the bridge the gateway addresses, and enable IP forwarding on the host for their IP
-    versions. Raises CniError INVALID_CONFIG if the bridge has a conflicting address, KernelError,
-    OSError."""
+    versions. Raises KernelError, OSError, and CniError INVALID_CONFIG if the bridge has a
+    conflicting address."""
     if not addressing.gateways:
         return
     bridge_addresses = addresses(host, bridge.index)

@@ -382,7 +382,7 @@ def open_leases(
     Raises CniError IO_FAILURE if a file in `folder` cannot be used.
 
     - `link_exists`: returns whether the host has a link of this name
-    - `boot`: the boot id, None for the running kernel's
+    - `boot`: the boot id; None for the boot id of the running kernel
     """
     try:
         try:

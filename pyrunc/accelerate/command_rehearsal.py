@@ -202,9 +202,9 @@ def _configuration() -> dict[str, Any]:
 
 
 def _this_process(state: states.State, bundle: Bundle, options: CreateOptions) -> ContainerProcess:
-    """Return this process in place of a new one, and store it in the state as the container's init.
-    Before that, compile the container's launch without running it. Errors of compiling are ignored:
-    this process may lack the rights for it."""
+    """Replace `create`: make no process, but store this process in the state as the container's
+    init, and return it. First compile the container's launch without running it. Errors of
+    compiling are ignored, because this process may lack the rights for it."""
     try:
         with Undo() as undo, NamedDescriptors() as descriptors:
             compile_container(create_request(state, bundle, options), descriptors, undo)

@@ -252,8 +252,8 @@ class Cgroup:
         """Write OCI `linux.resources` (all but `devices`). Returns warnings, a line each.
 
         `missing_controllers`: `error` or `warn`, for a limit whose controller is not on the v2
-        tree. `error` raises Unsupported. Raises InvalidSpec for contradictions, InvalidArgument for
-        a value that the kernel refuses, KernelError.
+        tree. `error` raises Unsupported. Also raises KernelError, InvalidSpec for contradictions,
+        and InvalidArgument for a value that the kernel refuses.
         """
         from pyrunc.cgroups import limits
 

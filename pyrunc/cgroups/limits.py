@@ -39,8 +39,8 @@ NO_LIMIT = {
 def write(directory: str, resources: Mapping[str, Any], missing_controllers: str) -> list[str]:
     """Write all of `resources` to the group's files; returns warnings. Stops at the first failure.
 
-    Raises InvalidSpec for contradictions, InvalidArgument for a value that the kernel refuses,
-    KernelError, and Unsupported for a missing controller if `missing_controllers` is "error".
+    Raises KernelError, InvalidSpec for contradictions, InvalidArgument for a value that the kernel
+    refuses, and Unsupported for a missing controller if `missing_controllers` is "error".
     """
     _check_choice(missing_controllers)
     notes = convert.warnings(resources)

@@ -51,8 +51,8 @@ _FLAGS = {
 
 
 class CriuOptions:
-    """The options of CRIU that checkpoint and restore share. The arguments are the command line's
-    options.
+    """The options of CRIU that checkpoint and restore share. `values`: the options of the
+    command line, by their keys.
 
     `image_path`, `work_path`: absolute paths of folders; an empty `work_path` means the container's
     state folder.
@@ -217,8 +217,8 @@ def standard_streams(state: State) -> list[str]:
 
 
 def configuration_file(state: State) -> Fields:
-    """Return the option that names CRIU's configuration file. The file in the container's
-    annotation replaces the administrator's. Returns no option if the file does not exist."""
+    """Return the option that names CRIU's configuration file: the file in the container's
+    annotation, else the administrator's file. Returns no option if this file does not exist."""
     path = (state.annotations or {}).get("org.criu.config", "")
     for candidate in (path,) if path else ("/etc/criu/pyrunc.conf", "/etc/criu/runc.conf"):
         if os.path.exists(candidate):

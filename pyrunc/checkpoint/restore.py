@@ -302,7 +302,8 @@ def _criu_options(
 
 def _check_images(choices: CriuOptions, work_path: str) -> list[str]:
     """Check the image folder, the work folder and the dump's files before the container is created.
-    Return the stored names of descriptors 0 to 2. Raises NotFound, InvalidArgument."""
+    Return the names of the dumped container's descriptors 0 to 2. Raises NotFound,
+    InvalidArgument."""
     with (
         closing_fd(dumps.open_folder(choices.image_path, make=False)) as folder,
         closing_fd(dumps.open_folder(work_path)) as work,

@@ -129,8 +129,8 @@ def filter_devices(cgroup: Cgroup, linux: Linux) -> None:
 
 
 def open_start_socket(state_dir: str, undo: Undo) -> int:
-    """Open the socket `start.sock` in `state_dir`, on which the container waits for `start`. The
-    removal of this file is pushed on `undo`. Raises KernelError."""
+    """Open the socket `start.sock` in `state_dir`, on which the container waits for `start`.
+    `undo` gets a step that removes this file. Raises KernelError."""
     with short_path(state_dir) as path:
         listening = _Socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC)
         try:

@@ -22,8 +22,8 @@ def execute(
     request: ExecRequest, store: Callable[[LoweredProgram, tuple[str, ...]], object] | None = None
 ) -> ContainerProcess:
     """Start the process in the running container; returns when the process has executed its
-    command. Raises WrongState when the container has ended, InvalidSpec, KernelError (with the
-    plan's line), NotFound or InvalidArgument for a missing command.
+    command. Raises InvalidSpec, KernelError (with the plan's line), WrongState when the container
+    has ended, and NotFound or InvalidArgument for a missing command.
 
     If a later exec can run the compiled program again, `store` is called with this program and the
     plan's warnings. It is not called if the exec has a terminal, if its plan contains steps for the

@@ -235,8 +235,8 @@ def _is_claimed(folder: str) -> bool:
 
 
 def _is_container(folder: str, container_id: str) -> bool:
-    """Return whether the folder is a container's. A folder with a damaged state.json counts as
-    well, so that it is reported."""
+    """Return whether the folder belongs to a container, also with a damaged state.json, so that the
+    damage is reported."""
     try:
         _read(folder, container_id)
     except NotFound:

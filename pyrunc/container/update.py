@@ -28,8 +28,8 @@ def update(
     """Write OCI `linux.resources` (all but `devices`) to the container's cgroup and to the stored
     configuration. Returns warnings. `missing_controllers`: see `Cgroup.apply`.
 
-    Raises WrongState (the container is stopped or not created yet, or has no cgroup), InvalidSpec,
-    InvalidArgument for a value that the kernel refuses, Unsupported, KernelError.
+    Raises InvalidSpec, Unsupported, KernelError, InvalidArgument for a value that the kernel
+    refuses, and WrongState if the container is stopped or not created yet, or has no cgroup.
     """
     status.require(state, (status.CREATED, status.RUNNING, status.PAUSED), "container not running")
     group = state.group()

@@ -90,7 +90,7 @@ def open_paths(source: str, devices: Sequence[str], digests: Sequence[str] = ())
 def check_digests(fds: Sequence[int], digests: Sequence[str]) -> None:
     """Check that fs-verity has sealed each file with the digest at the same index of `digests`. The
     kernel refuses to read changed blocks of a sealed file. Without digests, and for an empty
-    digest, nothing is checked. Raises DamagedRecord if a digest differs, KernelError."""
+    digest, nothing is checked. Raises KernelError, and DamagedRecord if a digest differs."""
     for fd, digest in zip(fds, digests, strict=bool(digests)):
         if digest and (measured := verity.measure(fd)) != digest:
             name = os.readlink(_name(fd))

@@ -12,7 +12,8 @@ _RLIMIT = Struct("<2Q")
 
 
 def number(name: str) -> int:
-    """Return the number of `RLIMIT_…`; InvalidArgument when it is unknown."""
+    """Return the number of the limit `name` (`RLIMIT_…`). Raises InvalidArgument for an unknown
+    name."""
     try:
         return RLIMITS[name]
     except KeyError:

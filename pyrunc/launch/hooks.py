@@ -34,7 +34,8 @@ def run(
     """Run all hooks of one kind in order. Raises PeerError at the first failure. `state` is the OCI
     state object.
 
-    `spawn(hook, stdio)` starts a hook in other namespaces. By default hooks run in the runtime's.
+    `spawn(hook, stdio)` starts a hook in other namespaces. By default hooks run in the runtime's
+    namespaces.
     """
     for failure in _failures(hooks, kind, state, spawn):
         raise PeerError(failure)

@@ -246,8 +246,8 @@ class ParentSide:
             pass
 
     def _add_process(self, pid: int) -> None:
-        """Open the process that the launcher has cloned, and push its kill on `undo`. Raises Error
-        for a second process and for a process that is not our child."""
+        """Open the process that the launcher has cloned; `undo` gets a step that kills it. Raises
+        Error for a second process and for a process that is not our child."""
         if self.process is not None:
             raise Error("the launcher reported two processes")
         _require_child(pid)  # checked, because this pid will be killed on failure

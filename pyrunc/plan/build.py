@@ -327,8 +327,8 @@ def _root_filesystem(
 
 
 def _warn_of_no_mounts(spec: Spec, warnings: list[str]) -> None:
-    """Add a warning that names the mounts and devices of the configuration. Without a mount
-    namespace they are not made, because they would stay on the host."""
+    """Add a warning that the configuration's mounts, devices and root.readonly are left out:
+    without a mount namespace they would change the host."""
     ignored = [f"mounts[{i}]" for i in range(len(spec.mounts))]
     ignored += [f"linux.devices[{i}]" for i in range(len(spec.linux.devices))]
     ignored += ["root.readonly"] if spec.root is not None and spec.root.readonly else []

@@ -85,9 +85,9 @@ def may_make(host: HostFacts) -> bool:
 
 
 def nodes_from_outside(spec: Spec) -> list[MakeDevice]:
-    """Return the device nodes that the compiler makes on the host for a container with a user
-    namespace, because mknod(2) is not permitted inside. FIFOs are left out; the container can make
-    them.
+    """Return the device nodes that the compiler makes on the host, outside the container, because
+    mknod(2) is not permitted in the container's user namespace. FIFOs are left out; the container's
+    process can make them.
 
     Empty without a user namespace, without a mount namespace, and if the configuration bind-mounts
     something on /dev.

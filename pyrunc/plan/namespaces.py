@@ -20,10 +20,10 @@ def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
     """Plan a `Join` for each namespace with a path. Returns two lists: the joins before the clone
     (user namespace last) and the joins after the clone.
 
-    The cgroup namespace is joined after the clone. If the tree is mounted with nsdelegate, as by
-    systemd, a process inside the cgroup namespace cannot be cloned into a cgroup outside of it
-    (cgroup-v2.rst, "Delegation"). With a new user namespace the cgroup namespace is joined before
-    the clone, because root of the new user namespace may not join it.
+    The cgroup namespace is joined after the clone. If the tree is mounted with nsdelegate (as
+    systemd does), a process inside the cgroup namespace cannot be cloned into a cgroup outside of
+    it (cgroup-v2.rst, "Delegation"). With a new user namespace the cgroup namespace is joined
+    before the clone, because root of the new user namespace may not join it.
     """
     user = linux.namespace("user")
     late = "" if user is not None and not user.path else "cgroup"
@@ -40,14 +40,14 @@ def joins(linux: Linux) -> tuple[list[Op], list[Op]]:
 
 
 def new(linux: Linux) -> tuple[str, ...]:
-    """Return the kernel names of the namespaces that the clone makes. The time namespace is not
-    among them, because it is made before the clone (`OffsetClocks`)."""
+    """Return the namespaces that the clone makes, by their names in /proc/PID/ns (`mnt`, `net`, …).
+    The time namespace is left out, because it is made before the clone (`OffsetClocks`)."""
     return tuple(
         [KERNEL_NAMES[e.type] for e in linux.namespaces if not e.path and e.type != "time"]
     )
 
 
 def own(linux: Linux) -> tuple[str, ...]:
-    """Return the kernel names of all namespaces that the container does not share with the
-    runtime."""
+    """Return all namespaces that the container does not share with the runtime, by their names in
+    /proc/PID/ns (`mnt`, `net`, …)."""
     return tuple([KERNEL_NAMES[entry.type] for entry in linux.namespaces])

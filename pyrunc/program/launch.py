@@ -269,8 +269,9 @@ def launch(
         numbers[first_free + 1] = image
 
         def above_targets(number: int) -> int:
-            """Return `number`, or a copy of it that is above all numbers of the launcher. Otherwise
-            a dup2 to one of these numbers could overwrite a descriptor that is copied later."""
+            """Return the descriptor `number`, or a copy above all descriptor numbers of the
+            launcher. Otherwise a dup2 to one of these numbers could overwrite a descriptor that is
+            copied later."""
             if number < first_free + 2:
                 opened.append(number := _fd.duplicate(number, first_free + 2))
             return number

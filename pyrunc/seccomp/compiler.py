@@ -57,7 +57,7 @@ def compile(
     - `arch`: the machine (uname -m); empty for this one
     - `store`: the folder for filters; None for `default_store()`, "" for none
 
-    Raises InvalidSpec for a wrong object; KernelError; Unsupported without libseccomp, for a flag
+    Raises KernelError; InvalidSpec for a wrong object; Unsupported without libseccomp, for a flag
     that the kernel does not know, for an unknown machine and for a filter of more than
     MAX_INSTRUCTIONS.
     """
@@ -138,9 +138,9 @@ def build(profile: SeccompProfile, machine: str) -> bytes:
 
 
 def _multiplexed(rules: Sequence[SeccompRule]) -> list[SeccompRule]:
-    """Return the rules for i386's socketcall(2) whose only condition is on its first argument, the
-    number of a socket call. libseccomp does not apply these rules correctly; `stub.multiplexed`
-    does."""
+    """Return the rules for i386's socketcall(2) with a single condition: that the first argument,
+    the number of a socket call, equals a value. libseccomp does not apply these rules correctly;
+    `stub.multiplexed` does."""
     first = (0, profiles.OPERATORS["SCMP_CMP_EQ"])
     return [
         r

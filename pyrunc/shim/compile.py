@@ -345,7 +345,7 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
 
 
 def _open_place(place: PreparedMount, request: CreateRequest, descriptors: NamedDescriptors) -> int:
-    """Open the mount that the shim will attach at `place`. Raises KernelError, OSError,
+    """Open the mount that the shim will attach at `place.place`. Raises KernelError, OSError,
     InvalidArgument."""
     if place.source:
         return _clone_source(place, request)
@@ -489,7 +489,7 @@ def forget(directory: str) -> None:
 
 def _with_oom_score(spec: Spec, score: int) -> Spec:
     """Return the configuration, with the OOM score `score` if it has none. Without a score the
-    process would inherit the shim's, which protects from the OOM killer."""
+    process would inherit the shim's score, which protects from the OOM killer."""
     process = spec.process
     if process is None or process.oom_score_adj is not None:
         return spec

@@ -470,7 +470,7 @@ class TakePod(Request):
     """Serve a pod. The request's descriptor is the pod's listening socket. The answer is a
     `NetworkNamespace`.
 
-    - `network`: the pod needs a network namespace, because it does not use the host's.
+    - `network`: the pod does not use the host's network, so it needs a network namespace.
     - `deadline_s`: a time (CLOCK_MONOTONIC). From then on the shim refuses the request, because
       the server may have sent it to another shim.
     """

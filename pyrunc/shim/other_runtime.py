@@ -81,8 +81,9 @@ class RuntimeCommand:
     def execute(
         self, process: Message, stdio: Stdio, *, tty: bool, name: str
     ) -> tuple[int, int | None]:
-        """Start another process; return its pid and its terminal's master, None without a terminal.
-        Fields that `process` lacks are taken from config.json. Raises the errors of `_run`."""
+        """Start another process in the container; return its pid and the master of its terminal
+        (None without a terminal). Fields that `process` lacks are taken from config.json. Raises
+        the errors of `_run`."""
         path = f"{self._directory}/{name}.json"
         own = atomic_file.read_json(f"{self._directory}/{CONFIG}")["process"]
         atomic_file.write_json(path, {**own, **process, "terminal": tty})

@@ -224,11 +224,13 @@ class Starter:
     def container_compiler(
         self, directory: str, request: messages.CreateContainer, fds: Sequence[int]
     ) -> ContainerCompiler:
-        """Return a `ContainerCompiler` for the request. Raises Error, OSError."""
+        """Return the object that compiles the container of `request` from the files in
+        `directory`. Raises Error, OSError."""
         return ContainerCompiler(directory, request, fds, self._oom_score_adj)
 
     def pause_compiler(self, sandbox_dir: str, *, timed: bool) -> PauseCompiler:
-        """Return a `PauseCompiler` for the sandbox's pause process. Raises Error, OSError."""
+        """Return the object that compiles the pause process from pause.json in `sandbox_dir`.
+        `timed`: the launch reports when each operation is done. Raises Error, OSError."""
         return PauseCompiler(sandbox_dir, timed=timed)
 
     def pause(
@@ -237,7 +239,7 @@ class Starter:
         """Start the pod's pause process. Raises Error.
 
         `network`: the pod's network namespace, which the caller closes. None if the clone call that
-        makes the process also makes the namespace, or if the pod uses the host's.
+        makes the process also makes the namespace, or if the pod uses the host's network.
         """
         with Undo() as undo:
             undo.push("pinned mounts", close_all, list(compiled.pins.values()))
@@ -276,7 +278,8 @@ class Starter:
         stdio: tuple[int, int, int],
         pause: PauseProcess | None,
     ) -> Generator[int, None, StartedProcess]:
-        """Start the container's first process. Raises Error."""
+        """Start the container's first process, with clones of the mounts that `pause` pins. Raises
+        Error."""
         if compiled.file.runtime is not None:
             from pyrunc.shim import other_runtime
 

@@ -44,7 +44,8 @@ class Forked(Record):
 class RunJob(Request):
     """Run a job. The answer is a `JobEnded` when the job ends. `timeout_s`: None for no deadline.
 
-    The request's descriptors are stdin, stdout, stderr, the result socket, and then the job's own.
+    The request's descriptors are stdin, stdout, stderr, the result socket, and then those that
+    `function` gets.
     """
 
     call = "run"
