@@ -62,8 +62,8 @@ def server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def empty_registry(server: Server) -> Iterator[None]:
-    """Provide a registry at REGISTRY that answers 404 to everything: the server would retry a
-    missing registry after a while."""
+    """Provide a registry at REGISTRY that answers 404 to everything. If no registry listened there,
+    the server would retry for a while."""
     folder = server.folder / "nothing"
     folder.mkdir()
     command = server.in_its_network("busybox", "httpd", "-f", "-p", REGISTRY, "-h", str(folder))

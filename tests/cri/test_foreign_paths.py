@@ -84,8 +84,8 @@ def is_open(server: Server, volume: fuse.Volume) -> bool:
 def test_a_volume_that_never_answers_is_named_in_time(
     server: Server, volume: fuse.Volume, tmp_path: Path
 ) -> None:
-    """Another container is created meanwhile; nothing of the attempt stays, also when the volume
-    answers late."""
+    """CreateContainer fails with the volume's path after the timeout; meanwhile another container
+    is created. Nothing of the failed one stays, even if the volume answers late."""
     pod, other = server.run_pod(), api.Mount(container_path="/other", host_path=str(tmp_path))
     server.remove_container(server.create(pod, container_config(server, other)))
     volume.hang()
@@ -169,9 +169,9 @@ def test_a_start_that_waits_for_the_volume_delays_no_other_start(
 def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
     server: Server, volume: fuse.Volume
 ) -> None:
-    """An empty HOME becomes `/`, because the passwd file on the volume has no line for the user.
-    The server sets HOME when it creates the container. An exec with an empty HOME waits for the
-    volume; meanwhile the shim serves other calls."""
+    """An exec with an empty HOME waits for the volume, which has the passwd file; meanwhile the
+    shim serves other calls. HOME becomes `/`, because the file has no line for the user. Other
+    execs have the HOME that the server set when it created the container."""
     pod = server.run_pod()
     passwd = api.Mount(container_path="/etc/passwd", host_path=str(volume.path / "file"))
     config = container_config(server, passwd, name="first")
@@ -276,8 +276,8 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
 def test_a_container_can_have_more_mounts_than_a_message_has_descriptors(
     server: Server, tmp_path: Path
 ) -> None:
-    """Mounts that the container's process makes need no descriptor. Other mounts need one each; the
-    error names their limit."""
+    """Mounts that the container's process makes need no descriptor. Each other mount needs one; if
+    there are too many, the error gives the limit."""
     pod, mounts = server.run_pod(), []
     for number in range(MANY):
         (tmp_path / str(number)).mkdir()

@@ -202,8 +202,9 @@ def test_failures_of_the_node_are_warnings(server: Server) -> None:
 
 
 def test_errors_about_a_missing_controller_name_the_container_and_the_setting() -> None:
-    """With `missing_controllers = "error"`, CreateContainer and UpdateContainerResources fail if
-    a limit needs a controller that is not on the cgroup v2 tree. Error and log line name both."""
+    """With `missing_controllers = "error"`, CreateContainer and UpdateContainerResources fail if a
+    limit needs a controller that is not on the cgroup v2 tree. Error and log line name the
+    container and the setting."""
     with Server(
         settings={"cgroup": {"driver": "cgroupfs", "missing_controllers": "error"}}
     ) as server:

@@ -677,8 +677,8 @@ def _removed(group: Path) -> bool:
 
 
 def test_the_error_names_a_full_folder() -> None:
-    """The tmpfs of the state, or the file system of the network's records, is full; the disk is
-    not."""
+    """Calls fail with RESOURCE_EXHAUSTED if the state's tmpfs, or the file system of the network's
+    records, is full although the disk is not."""
     with Server() as server:
         server.load_image()
         pod = server.run_pod()

@@ -88,8 +88,8 @@ def test_a_layer_in_the_form_of_containerd_is_restored(
 
 
 def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_path: Path) -> None:
-    """In archives of other engines the root folder has a mode that no layer has, and files are
-    mounted that no request names."""
+    """The restored container has the archive's mode of the root folder, which no layer has, and
+    placeholders for mounts that the archive names and the request does not."""
     places = ("/run/.containerenv", "/run/secrets")
     binds = [
         {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]}

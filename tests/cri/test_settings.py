@@ -108,7 +108,7 @@ def test_a_pod_of_the_hosts_network_keeps_the_hosts_settings(server: Server) -> 
 
 @pytest.mark.requirement("13.23")
 def test_a_class_of_caches_needs_resctrl(server: Server) -> None:
-    """No machine of the tests has resctrl."""
+    """Without resctrl, which no test machine has, CreateContainer refuses an RDT class."""
     pod_config = server.pod_config()
     pod_config.annotations["rdt.resources.beta.kubernetes.io/pod"] = "gold"
     pod = server.run_pod(pod_config)

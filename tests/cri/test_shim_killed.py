@@ -256,7 +256,8 @@ def words_below(pid: int) -> str:
 
 
 def test_a_container_whose_start_was_not_answered_runs_on(server: Server) -> None:
-    """The shim is killed after it has stored the container in the keeper, and before it answers."""
+    """StartContainer succeeds although the shim is killed between storing the container in the
+    keeper and answering."""
     pod = server.run_pod(host_network=True)
     container = server.create(pod)
     shim = shim_pid(server, pod)

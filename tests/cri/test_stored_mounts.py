@@ -117,8 +117,8 @@ def test_the_keeper_ends_after_a_server_without_pods(server: Server) -> None:
 
 
 def test_a_server_in_another_mount_namespace_makes_its_own_mounts(server: Server) -> None:
-    """This happens when the server's unit was changed to have a private /tmp: the stored mounts
-    were made in another namespace."""
+    """If the server's mount namespace changes, because its unit gets a private /tmp, the server
+    mounts images anew: the stored mounts belong to the earlier namespace."""
     pod = server.run_pod(host_network=True)
     assert big_file(server, pod, "first").read_bytes() == CONTENT
     server._prefix = ["unshare", "--mount"]

@@ -409,8 +409,9 @@ def test_a_log_that_cannot_be_opened_ends_no_container(server: Server) -> None:
 
 
 def test_a_failed_takeover_ends_no_other_shim() -> None:
-    """The keeper has a malformed entry of a container. All attempts use the same new shim, which
-    also serves another pod. After the last attempt the pod has ended."""
+    """A pod's takeover fails, because the keeper has a malformed entry for its container. All
+    attempts use the same new shim. After the last one the pod has ended, and the shim still serves
+    another pod."""
     with Server(settings={"shims": {"count": 1}}) as server:
         server.load_image()
         pod, other_pod = server.run_pod(), server.run_pod()
@@ -435,8 +436,8 @@ def test_a_failed_takeover_ends_no_other_shim() -> None:
 
 
 def test_a_takeover_continues_after_its_server_was_killed(own_server: Server) -> None:
-    """The next shim has already started when the server is killed; the next server lets it take
-    over the rest."""
+    """The next shim has already taken the pod when the server is killed. The next server lets this
+    shim take over the pod's containers."""
     server = own_server
     pod = server.run_pod()
     container, created = server.launch(pod), server.create(pod, named(server, "created"))

@@ -28,7 +28,7 @@ class Suite:
     tests have cleaned up."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        """Provide a folder of containerd's and a command called runc, by which the suite decides
+        """Provide containerd's root directory and a command called runc. By both the suite decides
         whether it skips tests of user namespaces."""
         self.server, self._folder = server, folder
         listed = folder / "images.toml"

@@ -28,7 +28,7 @@ class Changes:
         self._path = path
 
     def end_at(self, number: int) -> None:
-        """Starts the count at 1 again; the change with this number is not made."""
+        """Starts the count again: the job ends before change `number`."""
         with open(self._path, "r+b") as file:  # the same file, for it is mapped
             file.write(_NUMBERS.pack(0, number))
 

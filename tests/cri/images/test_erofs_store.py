@@ -137,7 +137,8 @@ async def test_a_kernel_that_cannot_mount_gets_layers_unpacked_from_their_tars(
     caplog: pytest.LogCaptureFixture,
     setting: str,
 ) -> None:
-    """This happens when a disk moves to a node whose kernel cannot mount images, and back."""
+    """When a disk moves to a node whose kernel cannot mount images, the server unpacks the stored
+    tars. When the disk moves back, the image is still listed."""
     service, built = await serve(opened, tmp_path / "images"), make()
     name = await pulled(service, registry, built)
     await service.close()

@@ -442,9 +442,10 @@ async def test_a_head_request_is_authenticated(
 async def test_a_layer_in_another_compression_is_fetched_once(
     tmp_path: Path, registry: Registry, service: ImageService, each_store: str
 ) -> None:
-    """Three images have one layer: the first as gzip, the others as zstd. The zstd blob is fetched
-    for the second image, because only decoding shows that it is the stored layer. It is not fetched
-    for the third one, although the server was restarted. The stored layer is not replaced."""
+    """Three images share a layer: the first has it as gzip, the others as zstd. The zstd blob is
+    fetched for the second image, because only decoding shows that it is the stored layer. It is not
+    fetched for the third one, although the server was restarted. The stored layer is not
+    replaced."""
     common = layer({"common": random.Random(3).randbytes(100_000)})
     for repository, compress in (("first", "gzip"), ("second", "zstd"), ("third", "zstd")):
         registry.push(f"{repository}:v1", image([common], {"Cmd": [repository]}), compress=compress)
@@ -599,7 +600,8 @@ async def test_layers_are_unpacked_in_jobs(
 async def test_a_job_gives_the_same_tree_as_a_thread(
     tmp_path: Path, registry: Registry, job_service: ImageService
 ) -> None:
-    """The layer also has device nodes, which the job may not make itself."""
+    """A job unpacks the same tree as a thread, although it may not make the layer's device nodes
+    itself."""
     make_everything(tmp_path / "everything")
     pack = [
         "tar",

@@ -173,8 +173,8 @@ async def test_unpacking_an_image_removes_its_stored_mount(node: Node) -> None:
 
 
 async def test_a_stored_mount_of_a_removed_image_is_removed(node: Node, tmp_path: Path) -> None:
-    """This happens when the server is killed after the removal and before its message to the
-    keeper, or when it gets another root directory."""
+    """A starting service removes stored mounts of images that it does not have: the server was
+    killed between removing the image and telling the keeper, or has another root directory."""
     await node.stop()
     node.root = tmp_path / "other"
     await node.restart()

@@ -157,8 +157,8 @@ async def test_a_bridge_that_fails_releases_the_address_of_a_foreign_plugin(node
 
 
 async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:
-    """Like flannel: only the foreign plugin is in the folder of plugins; pyrunc's are found by
-    CNI_PATH."""
+    """As with flannel, the plugin folder has only the foreign plugin, which finds pyrunc's plugins
+    by CNI_PATH."""
     delegate = (
         "for d in $(echo $CNI_PATH | tr : ' '); do [ ! -x $d/bridge ] || exec $d/bridge; done;"
         " exit 9"

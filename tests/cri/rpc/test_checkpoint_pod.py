@@ -84,7 +84,8 @@ def test_a_checkpoint_of_a_pod_without_criu_is_refused(
 def test_a_failed_checkpoint_of_a_pod_leaves_no_archive(
     server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path
 ) -> None:
-    """Both containers are frozen when CRIU fails with the first."""
+    """CRIU fails with the first container while both are frozen: no file is left, and both
+    containers continue."""
     sandbox, containers = pod
     noted = tmp_path / "noted"
     criu.write_text(

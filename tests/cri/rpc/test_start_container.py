@@ -35,7 +35,8 @@ def test_the_log_is_there_before_the_first_line(server: Server) -> None:
 
 @pytest.mark.requirement("4.2.1", "8.13")
 def test_a_start_fails_when_the_target_has_ended(server: Server) -> None:
-    """The start looks up the target's process namespace again."""
+    """StartContainer looks up the target's process namespace again. The error names the ended
+    target."""
     pod = server.run_pod()
     target = server.launch(pod)
     config = server.container_config(metadata=api.ContainerMetadata(name="debug"))
