@@ -147,8 +147,8 @@ def _write_or_note(directory: str, setting: CgroupSetting, missing_controllers: 
 
 
 def _note_missing(directory: str, setting: CgroupSetting, missing_controllers: str) -> list[str]:
-    """Return a warning for a limit whose file is missing; an empty list if the setting means "no
-    limit". Raises Unsupported unless `missing_controllers` allows the warning."""
+    """Return a list with a warning that the file of `setting` is missing; an empty list if the
+    setting means "no limit". Raises Unsupported unless `missing_controllers` allows the warning."""
     # "No limit" is what a missing file means already.
     if setting.dispensable:
         return []

@@ -251,8 +251,8 @@ def _make_mount_point(root: int, place: str, is_file: bool) -> None:
 
 
 def _inherited_numbers(descriptors: NamedDescriptors) -> dict[int, int]:
-    """Assign each of `descriptors` a number in CRIU, in order. Return number in CRIU -> our
-    number."""
+    """Assign each of `descriptors` a number in CRIU, in order. Return a dict: number in CRIU
+    -> our number."""
     return {FIRST_FREE + i: number for i, number in enumerate(descriptors.numbers.values())}
 
 

@@ -167,7 +167,8 @@ def cgroup_options(call: CommandLine) -> CreateOptions:
 
 
 def _tracer(path: str | None) -> Callable[[Plan, int, Sequence[tuple[str, int]]], None] | None:
-    """Return a function that writes how long each operation of the plan took, for --trace."""
+    """Return a function that writes to `path` how long each operation of the plan took, for
+    --trace. None without a path."""
     if not path:
         return None
     from pyrunc.plan.show import trace
@@ -255,7 +256,7 @@ def state(call: CommandLine, log: CommandLog) -> int:
 
 
 def _indented(document: dict[str, Any], depth: int = 1) -> str:
-    """Format JSON with a field per line, as people read it and scripts search it."""
+    """Format JSON with one field per line, for people and for scripts that search the lines."""
     space = "  " * depth
     lines = [
         f"{space}{jsontext.dumps(key)}: "

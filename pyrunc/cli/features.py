@@ -67,7 +67,7 @@ def features() -> dict[str, Any]:
 
 
 def mount_options() -> list[str]:
-    """Return all supported mount options (without the filesystems' own), sorted."""
+    """Return all supported mount options, sorted, without options of a single filesystem type."""
     single = {
         *mounts.ATTRIBUTES,
         *mounts.PROPAGATION,

@@ -106,8 +106,8 @@ def _children(document: Any, path: Path) -> list[Path]:
 
 
 def _missing_lines(bundle: Bundle, path: Path, whole: Counter[str]) -> list[str] | None:
-    """Return the lines of the plan that disappear when the part at `path` is left out. If no
-    line does, or the configuration is then invalid, return the lines that disappear when the part
+    """Return the lines of the plan that disappear when the part at `path` is left out. If none
+    disappears, or the configuration is then invalid, return the lines that disappear when the part
     has another value. None if no other value is valid.
 
     `whole`: how often each line occurs in the unchanged plan.

@@ -46,8 +46,8 @@ def _open_erofs(source: int, devices: Sequence[int]) -> int:
 
 
 def _open_copy(source: int) -> int:
-    """Copy the file's content, with its holes, to a ramfs. Returns a descriptor of the copy. The
-    ramfs exists until the last copy of this descriptor is closed."""
+    """Copy the content of the file `source`, with its holes, to a new file on a ramfs; return the
+    new file's descriptor. The ramfs exists until this descriptor and its duplicates are closed."""
     # Detached, so the copy ends with the mount of the image, which holds the file open.
     with closing_fd(kernel_mount.open_mount("ramfs")) as memory:
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=memory)

@@ -47,7 +47,7 @@ def mount_of(path: str, table: Iterable[MountPoint]) -> MountPoint | None:
     Only compares the paths as texts.
 
     The result is the mount with the longest mount point. If several mounts have this mount point,
-    it is the last one in the table.
+    it is the last one in the table. None if no mount contains `path`.
     """
     covering = None
     for point in table:

@@ -185,9 +185,9 @@ class LoweringCache:
     def fragments(
         self, ops: tuple[Op, ...], calls: dict[type, Callable[[Lowering, Any], None]]
     ) -> dict[int, tuple[int, Fragment]]:
-        """Return the fragments of a plan: index in `ops` of a fragment's first operation -> (number
-        of operations that the fragment replaces, fragment). Makes and caches missing fragments
-        until the cache is full.
+        """Return the fragments of a plan as a dict: index in `ops` of the first operation ->
+        (number of operations that the fragment replaces, fragment). Makes and caches missing
+        fragments until the cache is full.
 
         `calls`: class of an operation -> function that lowers it.
         """

@@ -103,7 +103,7 @@ class Program(Value):
 
 
 class LoweredProgram(Value):
-    """A plan's program, and what its parent needs to run it.
+    """A plan's program, and the data that the parent process needs to run it.
 
     - `numbers`: name of a descriptor -> its number in the program
     - `steps`: line of the plan at which the process waits -> the parent's steps at this line

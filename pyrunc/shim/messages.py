@@ -436,8 +436,8 @@ class PodState(Record):
 
     @property
     def netns(self) -> str | None:
-        """Return the path of the pod's network namespace. A shim of version 0.1.0 reports it only
-        with the pause process."""
+        """Return the path of the pod's network namespace; None if the shim reports none. A shim of
+        version 0.1.0 reports it only with the pause process."""
         return self.netns_path or (self.holder.netns_path if self.holder else None)
 
     @property

@@ -203,7 +203,8 @@ class PauseProcess(SupervisedProcess):
         return pause
 
     def netns_path(self) -> str | None:
-        """Return the path of the network namespace, valid as long as the shim lives."""
+        """Return the path of the network namespace, valid as long as the shim lives. None if the
+        shim does not pin it."""
         return None if self.netns_fd is None else f"/proc/{os.getpid()}/fd/{self.netns_fd}"
 
     def ended(self) -> None:
