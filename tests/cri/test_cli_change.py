@@ -109,7 +109,8 @@ def test_an_error_does_not_stop_the_others(server: Server) -> None:
 
 
 def test_a_name_takes_precedence_over_a_prefix_of_an_id(server: Server) -> None:
-    """The name of a container is a prefix of its pod's id."""
+    """`stop` with the name of a container stops it, although the name is also a prefix of its pod's
+    id."""
     sandbox = server.run_pod(server.pod_config("web"))
     config = server.container_config()
     config.metadata.name = sandbox[:4]

@@ -349,7 +349,8 @@ def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> N
 
 
 def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> None:
-    """A pipe that is not read keeps the command in the middle of the archive."""
+    """The command is interrupted in the middle of the archive, which it writes to a pipe that is
+    not read."""
     os.mkfifo(tmp_path / "pipe")
     arguments = ("save", "-o", str(tmp_path / "pipe"), IMAGE)
     with started(server, *arguments) as process:

@@ -297,7 +297,8 @@ def test_closed_standard_streams_are_tolerated(server: Server) -> None:
 
 
 def test_an_interrupt_of_the_demo_leaves_nothing(tmp_path: Path) -> None:
-    """Ctrl-C reaches all processes of the terminal's foreground group."""
+    """No file is left after Ctrl-C, which reaches all processes of the terminal's foreground
+    group."""
     process = subprocess.Popen(
         [sys.executable, "-m", "cri_server.cli.main", "demo", "pod.yaml"],
         cwd=REPOSITORY, env={**os.environ, "TMPDIR": str(tmp_path)}, start_new_session=True,

@@ -92,7 +92,8 @@ def test_pods_of_earlier_shims_move_while_they_run(server: Server, module: str) 
 
 @pytest.mark.parametrize("module", [THIS, BEFORE_6_15])
 def test_exits_around_the_move_are_known(server: Server, module: str) -> None:
-    """Containers end before, while and after their shim is replaced."""
+    """Exit codes and output are known of containers that end before, while and after their shim is
+    replaced."""
     pods = [server.run_pod() for _ in range(2)]
     codes = {}
     for number in range(30):

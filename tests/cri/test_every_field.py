@@ -93,7 +93,8 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def put(message: Any, way: Way, value: Any) -> None:
-    """Set the field at this path; of a list the last item, or a new one."""
+    """Set the field at this path; lists on the path are followed to their last item, or to a new
+    one."""
     for field in way[:-1]:
         target = getattr(message, field.name)
         if field.is_repeated:

@@ -96,9 +96,9 @@ def test_the_log_changes_its_level_and_form(server: Server) -> None:
 
 
 def test_reloads_do_not_disturb_running_pulls(server: Server, tmp_path: Path) -> None:
-    """The server gets a hundred SIGHUPs while four layers arrive byte by byte, with files that are
-    valid, invalid, or forbid the registry. The pulls end with the configuration of their start, the
-    last file applies to the next pull, and the server has no more descriptors than after the first
+    """While four layers arrive byte by byte, the server gets a hundred SIGHUPs with valid and
+    invalid files. The pulls end with the configuration of their start; the last file, which rejects
+    every image, applies to the next pull. The server has no more descriptors than after the first
     reload."""
     chance = random.Random(7)
     images = [build.image([build.layer({"file": chance.randbytes(8_000)})]) for _ in range(4)]

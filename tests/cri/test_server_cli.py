@@ -154,7 +154,7 @@ def test_a_sub_path_is_resolved_beneath_its_volume(server: Server, tmp_path: Pat
 def test_a_sub_path_that_is_replaced_by_a_link_starts_nothing(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A container of the pod replaces the sub path after the client has resolved it and before the
+    """No pod stays if the sub path is replaced after the client has resolved it and before the
     server does."""
     resolve, volume = volumes.source, tmp_path / "volume"
     volume.mkdir()

@@ -231,7 +231,8 @@ def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Serve
 
 
 def test_a_container_that_runs_unknown_to_the_server_ends_with_its_pod(server: Server) -> None:
-    """This happens when a server is killed before the shim has answered its StartContainer."""
+    """A server killed before the shim has answered StartContainer leaves a container that the next
+    server believes not to run. Stopping the pod ends its processes."""
     pod = server.run_pod(host_network=True)
     container = server.create(pod)
     asyncio.run(start_unknown(server, pod, container))

@@ -51,8 +51,8 @@ def fails_to_start(server: Server) -> None:
 
 
 def test_stopping_a_starting_server_does_not_wait(server: Server, plugins: Path) -> None:
-    """The server waits for a plugin that never registers, which stands for slow imports on a busy
-    machine."""
+    """The server stops at once although it waits for a plugin that never registers, which stands
+    for slow imports on a busy machine."""
     container = server.launch(server.run_pod())
     server.stop()
     program, begun = plugins / "10-silent", plugins.parent / "begun"

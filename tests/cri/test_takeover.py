@@ -367,7 +367,8 @@ def named(server: Server, name: str) -> api.ContainerConfig:
 
 
 def test_a_full_disk_ends_no_pod() -> None:
-    """The next server gets the unrecorded state from the shim."""
+    """The server cannot record which shim serves the pod now. The next server learns it from the
+    shim."""
     with Server(disk_bytes=16 << 20) as server:
         server.load_image()
         pod = server.run_pod()

@@ -75,8 +75,8 @@ class Suite:
 
 @contextlib.contextmanager
 def _shared(folder: Path) -> Iterator[None]:
-    """Let mounts below the folder reach the suite's mount namespace, as below a host's /run: its
-    NRI plugins open the pods' network namespaces by their names."""
+    """Make mounts below the folder visible in the suite's mount namespace, where its NRI plugins
+    open the pods' network namespaces by their names."""
     folder.mkdir(exist_ok=True)
     subprocess.run(["mount", "--bind", "--make-shared", folder, folder], check=True)
     try:

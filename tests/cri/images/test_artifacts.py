@@ -206,8 +206,8 @@ async def test_layers_that_are_no_file_system_are_ignored(
 async def test_only_layers_with_a_file_system_have_diff_ids(
     registry: Registry, service: ImageService
 ) -> None:
-    """If a configuration had diff ids for other blobs, the layer of each diff id would be
-    ambiguous."""
+    """The pull fails if the configuration also has a diff id for a blob that is no file system: the
+    layer of each diff id would be ambiguous."""
     built = image([*BUILT.layers, b"no file system"])
     data, blobs = manifest_of(built)
     document = json.loads(data)
@@ -254,7 +254,7 @@ async def test_a_foreign_layer_comes_from_the_registry(
 async def test_old_media_types_of_a_configuration_are_accepted(
     registry: Registry, service: ImageService, kind: str
 ) -> None:
-    """Docker Hub and other registries served manifests with the last three media types for years
+    """Docker Hub and other registries served configurations as octet-stream, JSON or HTML for years
     (distribution 1621); docker accepts them, too."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)

@@ -260,8 +260,8 @@ async def test_read_file_data_is_in_memory_once(
 async def test_a_newly_mounted_image_is_read_from_memory(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """For the first container, the pull's pages stay in memory, even if the server drops pages
-    right after the mount."""
+    """The first time that the server drops pages after the mount, it keeps those that the pull
+    wrote, for the first container. The second time it drops them."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     service._store.mounts.drop_tar_pages()

@@ -181,7 +181,8 @@ def test_the_work_for_headers_grows_linearly(name: str, memory: Path) -> None:
 
 
 def test_the_total_of_special_headers_has_a_limit(tmp_path: Path) -> None:
-    """Special headers wait in memory for the member that they describe."""
+    """A tar with too many special headers is refused: they wait in memory for the member that they
+    describe."""
     part = special(b"x", record("k", "v" * 900_000))
     with pytest.raises(BadLayer, match="extended headers of more than"):
         unpack_bytes(part * 3 + tar([("f", tarfile.REGTYPE, "")]), tmp_path)

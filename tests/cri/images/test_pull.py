@@ -346,7 +346,8 @@ def push_for_this_machine(registry: Registry, built: BuiltImage) -> str:
 
 
 async def test_only_changed_blobs_are_fetched(registry: Registry, service: ImageService) -> None:
-    """A tag moves, and an index gets another entry for another platform."""
+    """When an index gets an entry for another platform, only the index and the configuration are
+    fetched. When the tag moves, the new image is fetched."""
     built = make()
     push_for_this_machine(registry, built)
     name = f"{registry.host}/app:v1"
@@ -495,8 +496,8 @@ async def test_a_cancelled_pull_leaves_nothing(
 async def test_a_pull_continues_when_its_caller_disconnects(
     tmp_path: Path, registry: Registry, service: ImageService, turns: int
 ) -> None:
-    """Another caller comes a number of turns of the event loop after the first one disconnected:
-    kubelet repeats a call at once."""
+    """The pull continues for a second caller, which comes 1 to 3 turns of the event loop after the
+    first one disconnected: kubelet repeats a call at once."""
     built = make(size=500_000)
     registry.push("app:v1", built)
     registry.fault("/blobs/", stall_at=100_000, times=1)
@@ -561,8 +562,8 @@ async def test_a_cancelled_unpack_leaves_nothing(
 async def test_a_cancelled_unpack_waits_for_its_commit(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the layer's folder would be deleted while it is renamed into the store, and the
-    next pull would use the emptied layer."""
+    """A cancelled pull ends only after the commit. Otherwise the layer's folder would be deleted
+    while it is renamed into the store, and the next pull would use the emptied layer."""
     abort, _ = in_thread.__defaults__ or ()
     monkeypatch.setattr(in_thread, "__defaults__", (abort, 0.1))
     registry.push("app:v1", make())
@@ -977,7 +978,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
 async def test_a_private_ca_without_key_usage_is_accepted(
     tmp_path: Path, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Python sets VERIFY_X509_STRICT from 3.13 on, which refuses such a CA."""
+    """The CA is accepted although Python from 3.13 on sets VERIFY_X509_STRICT, which refuses it."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(

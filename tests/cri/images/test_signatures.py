@@ -40,7 +40,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, bytes], bytes]]] = {
 
 
 class Signer:
-    """Signs as `cosign sign --key`."""
+    """Signs as `cosign sign --key` does."""
 
     def __init__(self, kind: str = "ec") -> None:
         make_key, self._sign = KINDS[kind]

@@ -352,8 +352,8 @@ async def test_an_image_in_use_is_not_removed(tmp_path: Path, service: ImageServ
 async def test_an_image_of_a_container_that_is_being_created_is_not_removed(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """CreateContainer already uses the layers' paths, but the container is not in the server's
-    index yet."""
+    """The removal fails while CreateContainer uses the layers' paths, although the container is not
+    in the server's index yet."""
     built = await loaded(tmp_path, service, "a:1")
     rootfs = await service.rootfs(built.id, "web-0")
     with pytest.raises(WrongState, match="in use by a container that is being created"):

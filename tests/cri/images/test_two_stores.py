@@ -232,7 +232,7 @@ async def test_auto_mounts_only_where_containers_share_a_mount(
 def test_the_log_gives_the_reason_for_unpacking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel here has no EROFS, or cannot mount it from files."""
+    """fsconfig(2) fails as on a kernel without EROFS, or with EROFS from block devices only."""
 
     def refuse(number: int) -> None:
         def open_image(image: object, mount: object) -> int:

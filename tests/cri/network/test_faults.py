@@ -100,8 +100,8 @@ async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> Non
 
 
 async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, host: Host) -> None:
-    """Both use one bridge, one folder of leases and one table; each collects only its own
-    leftovers."""
+    """Both servers use one bridge, one folder of leases and one nftables table; each collects only
+    its own leftovers."""
     mine, theirs = host.pod("mine"), host.pod("theirs")
     await node.attach(mine, port_mappings=(PortMapping(8080, 80),))
     first_state = node.folder / "state"

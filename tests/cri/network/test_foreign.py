@@ -35,8 +35,8 @@ async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
 async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_and_del(
     node: Node,
 ) -> None:
-    """The first plugin gives an add-on's result; a later one and the add-on's DEL record their
-    input."""
+    """The first plugin stands for an add-on and returns that add-on's result. A later plugin, and
+    DEL of the first, record their input."""
     keep = f'cat >"{node.folder}/$CNI_COMMAND.$1"; [ $CNI_COMMAND = ADD ] || exit 0'
     node.plugin("add-on", f"set -- first; {keep}; sed s:{NETNS}:$CNI_NETNS: {node.folder}/answer")
     handed = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"

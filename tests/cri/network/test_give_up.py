@@ -37,8 +37,8 @@ async def test_del_calls_only_plugins_whose_add_began(node: Node) -> None:
 async def test_a_network_that_cannot_be_detached_is_released_with_its_errors(
     node: Node,
 ) -> None:
-    """Every plugin is called in spite of the others' errors: one no longer exists, one fails, and
-    pyrunc's own releases its part."""
+    """Every plugin is called in spite of the others' errors: one plugin no longer exists, one
+    fails, and pyrunc's own plugin releases its part."""
     node.plugin("leaves", f"{ADD_ONLY}; {HAND_ON}")
     node.plugin("refuses", f"[ $CNI_COMMAND = ADD ] || exit 3; {HAND_ON}")
     node.configure(node.bridge(), {"type": "leaves"}, {"type": "refuses"})

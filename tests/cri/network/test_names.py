@@ -108,7 +108,8 @@ async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
 
 
 async def test_a_name_without_an_attachment_is_removed(node: Node) -> None:
-    """The server was killed between making the name and the record."""
+    """If the server is killed after making the namespace's name and before writing the record,
+    detaching removes the name, and the pod can still be attached."""
     pod = node.host.pod()
     names.NamespaceNames(str(node.folder / "netns")).make(pod.id, pod.path)
     node.restart()

@@ -158,7 +158,7 @@ def test_a_hostile_folder_is_refused(
     server: Server, criu: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
     """A file of a pod's checkpoint is a pipe with a writer that writes nothing, an endless device,
-    a folder, or a link to a file of the host. The call fails in time with the file's name, and
+    a folder, or a link to a file of the host. The call fails within 30 s with the file's name, and
     nothing is left."""
     folder = saved(tmp_path / "saved", "one")
     place = folder / name

@@ -1,5 +1,5 @@
-"""Many sessions of the test's own client, so that the product's protocol code runs at both ends: no
-memory or task is left."""
+"""Many sessions leave no memory or task. The client is the test's own, so that the product's
+protocol code runs at both ends."""
 
 from __future__ import annotations
 
@@ -308,8 +308,8 @@ async def test_many_half_closed_connections_leave_room_for_more(
 
 @pytest.mark.requirement("9.11")
 async def test_a_connection_that_the_client_half_closes_ends(server: StreamingServer) -> None:
-    """kubectl sends the same frame when its local client has disconnected and when that client has
-    only half-closed the connection."""
+    """A half-closed connection ends although the pod does not close it: kubectl sends the same
+    frame when its local client has disconnected."""
     stopped = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
