@@ -101,8 +101,8 @@ def _refuse_opaque() -> int:
 
 
 def write_archive(work: str, file: Any) -> None:
-    """Write the checkpoint in the folder `work` to `file` as a tar. The descriptions come first, so
-    that a reader finds them quickly."""
+    """Write the checkpoint in the folder `work` to `file` as a tar. The metadata files come first,
+    so that a reader finds them quickly."""
     with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as tar:
         present = os.listdir(work)
         for name in (*(n for n in names.FILES if n in present), names.IMAGES):

@@ -92,8 +92,9 @@ class Checkpoint(msgspec.Struct, frozen=True):
     - `images`: references of the container's image, the one with a digest first.
     - `binds`: the paths in the container at which the restored container must have mounts.
     - `terminal`: whether the restored container must have a terminal.
-    - `namespaces`: the types of namespaces in the container's OCI spec; for all other types it used
-      the host's. For network, pid and IPC the restored container must use the same.
+    - `namespaces`: the types of namespaces in the container's OCI spec; it used the host's
+      namespaces of all other types. For network, pid and IPC the restored container must do the
+      same.
     """
 
     name: str

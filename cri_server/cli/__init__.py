@@ -1,1 +1,1 @@
-"""The command `pyrunc-cri`, which runs the server and has verbs for people."""
+"""The command `pyrunc-cri`: runs the server, and has verbs for users, as crictl and docker do."""

@@ -72,8 +72,8 @@ def fill(
     """Make the volumes' folders and copy the image's content into them. Sparse files stay sparse.
     Blocks. Raises Abandoned once `is_abandoned` returns true.
 
-    Raises ResourceExhausted before the copy uses the node's reserve of disk space, InvalidArgument
-    for a volume that is not a folder in the image, OSError, KernelError.
+    Raises OSError, KernelError, InvalidArgument for a volume that is not a folder in the image, and
+    ResourceExhausted before the copy uses the node's reserve of disk space.
     """
     if not volumes:
         return
@@ -96,8 +96,8 @@ def fill(
 def _fill(volume: MountRequest, image: int, tick: Callable[[int], None]) -> None:
     """Copy the image's files at `volume.destination` into the folder `volume.source`; do nothing if
     the image has no such path. `image`: a descriptor of the image's root. The path and its symbolic
-    links are resolved inside this root, because the image determines both (CVE-2022-23648). `tick`:
-    as for `copy_tree`."""
+    links are resolved inside this root, because the image determines both (CVE-2022-23648). `tick`
+    is called regularly, and may raise."""
     try:
         source = paths.open_in_root(image, volume.destination, _DIRECTORY)
     except KernelError as error:

@@ -190,8 +190,8 @@ def thaw(container: Container) -> None:
 
 
 async def capture(context: CheckpointContext) -> None:
-    """Write CRIU's images, the writable layer and the container's description into the work folder.
-    The container must be frozen. Raises Error."""
+    """Write CRIU's images, the writable layer and the checkpoint's metadata files into the work
+    folder. The container must be frozen. Raises Error."""
     services = context.services
     container = context.container
     work = context.work

@@ -165,8 +165,8 @@ async def _create(
 
 
 def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) -> CreateContext:
-    """Return a new context. Raises WrongState when the sandbox's handler is no longer
-    configured."""
+    """Return the context of a CreateContainer call, with a new container id. Raises WrongState when
+    the sandbox's handler is no longer configured."""
     runtime = handlers.find(services.config, sandbox.runtime_handler)
     if runtime is None:
         raise WrongState(f"runtime handler {sandbox.runtime_handler!r} is no longer configured")
@@ -176,8 +176,8 @@ def _context(services: Services, sandbox: Sandbox, config: api.ContainerConfig) 
 
 async def find_checkpoint(context: CreateContext) -> None:
     """Load the checkpoint into `context` if the request names an archive, or an image that contains
-    a checkpoint. Raises InvalidArgument if the pod has an external runtime or a user namespace,
-    NotFound, WrongState, ResourceExhausted, KernelError."""
+    a checkpoint. Raises NotFound, WrongState, ResourceExhausted, KernelError, and InvalidArgument
+    if the pod has an external runtime or a user namespace."""
     reference = context.archive or context.config.image.image
     if not reference:
         raise InvalidArgument("config.image.image is empty")

@@ -179,7 +179,7 @@ class LongOutcome:
     exit_code: int
 
     def discard(self) -> None:
-        """Free the output of both streams."""
+        """Free the output of stdout and stderr."""
         self.stdout.discard()
         self.stderr.discard()
 

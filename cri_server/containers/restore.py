@@ -115,8 +115,8 @@ def _make_folder(folder: Path) -> None:
 
 async def unpack(services: Services, folder: Path, archive: int) -> None:
     """Create `folder`, and unpack a tar of a checkpoint into its subfolder `tree`. `archive`: an
-    open file. Raises InvalidArgument for a damaged or hostile tar, ResourceExhausted, KernelError,
-    PeerError."""
+    open file. Raises ResourceExhausted, KernelError, PeerError, and InvalidArgument for a damaged
+    or hostile tar."""
     await asyncio.to_thread(_make_folder, folder)
     await run(services, UNPACK, Unpack(str(folder), services.images.archive_limits()), [archive])
 

@@ -74,8 +74,8 @@ def _write(
     context: UpdateContext, whole: api.LinuxContainerResources, changed: api.LinuxContainerResources
 ) -> None:
     """Write the cgroup files of the limits in `changed`. `whole`: all limits of the container after
-    the change. If `changed` has memory or swap, both are written from `whole`. Raises
-    InvalidArgument for a memory limit below the usage, KernelError."""
+    the change. If `changed` has memory or swap, both are written from `whole`. Raises KernelError,
+    and InvalidArgument for a memory limit below the usage."""
     settings = context.services.config.cgroup
     group = groups.place(context.container.cgroups_path, context.container.id)
     limits = resources.to_oci(changed)

@@ -31,7 +31,8 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def facts(self) -> str:
-        """Who must act, the gRPC code and the other names, as sentences; empty without any."""
+        """Sentences with the page's other fields: who must act, the gRPC code, other names. Empty
+        if none is set."""
         facts = [f"Who must act: {self.acts}."] if self.acts else []
         facts += [f"gRPC: `{self.code}`."] if self.code else []
         facts += [f"Also: {', '.join(self.also)}."] if self.also else []

@@ -33,7 +33,7 @@ END_HEADERS, PADDED, WITH_PRIORITY = 0x4, 0x8, 0x20
 
 
 class Setting(IntEnum):
-    """Settings (RFC 9113, section 6.5.2)."""
+    """The numbers of the settings in a SETTINGS frame (RFC 9113, section 6.5.2)."""
 
     HEADER_TABLE_SIZE = 1
     ENABLE_PUSH = 2

@@ -339,8 +339,8 @@ class _ByteCounter:
         self._notify, self._size, self._last = notify, 0, time.monotonic()
 
     def add(self, size: int) -> None:
-        """Count `size` bytes. A negative `size` subtracts bytes that were discarded, and is passed
-        on at once."""
+        """Count `size` bytes. A negative `size` subtracts discarded bytes, and is reported to
+        `notify` at once."""
         if size < 0:
             self.flush()
         self._size += size

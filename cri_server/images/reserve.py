@@ -27,8 +27,8 @@ class Reserve:
 
     def charge(self, size: int) -> None:
         """Record that the caller is about to write `size` bytes (rounded up to blocks). Once per
-        _CHECK_BYTES, check the file system's free space and inodes. Raises ResourceExhausted if the
-        node's reserve would be used up, and OSError."""
+        _CHECK_BYTES, check the file system's free space and inodes. Raises OSError, and
+        ResourceExhausted if the node's reserve would be used up."""
         self._charged += size + -size % BLOCK_BYTES
         if self._charged >= _CHECK_BYTES:
             self._charged = 0

@@ -19,7 +19,7 @@ ENDPOINT = "unix:///run/pyrunc/cri.sock"
 
 def drop_in(root: Path) -> str | None:
     """Return the drop-in's text for the machine whose root directory is `root`; None if no unit
-    starts a kubelet. Raises InvalidSpec if kubelet's command is not UTF-8, OSError."""
+    starts a kubelet. Raises OSError, and InvalidSpec if kubelet's command is not UTF-8."""
     command = ""
     for file in unit_files(root, UNIT):
         if file.name != Path(DROP_IN).name:

@@ -1,5 +1,5 @@
-"""Completion scripts for bash, zsh and fish. The script for bash and the end of the script for zsh
-are pyrunc's own; all else is click's.
+"""Completion scripts for bash, zsh and fish. pyrunc has its own script for bash and its own end of
+the script for zsh; click generates the rest.
 
 A script calls the executable whose command line it completes: the executable knows its commands
 and, for some arguments, the existing objects.

@@ -122,7 +122,8 @@ class PluginRunner:
 
     @property
     def folders(self) -> str:
-        """The folders in which executables are searched: CNI_PATH without its last folder."""
+        """The folders that are searched for executables: CNI_PATH without the folder of pyrunc's
+        own plugins."""
         return ":".join(self.bin_dirs)
 
     def missing(self, network: NetworkList) -> list[str]:

@@ -121,7 +121,8 @@ class Configuration:
 
     def _with_more_plugins(self, value: dict[str, Any]) -> dict[str, Any]:
         """Append the plugins in the subfolder with the network's name to the conflist object
-        `value`, and return the result. Raises CniError for a malformed configuration, OSError."""
+        `value`, and return the result. Raises OSError, and CniError for a malformed
+        configuration."""
         inline, name = value.get("plugins", []), plugin_folder(value)
         folder = os.path.join(self._folder, name)
         if not name or not isinstance(inline, list) or not os.path.isdir(folder):

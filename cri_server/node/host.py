@@ -195,7 +195,7 @@ def oom_score_adj_floor(mode: str) -> int | None:
 
     A process needs CAP_SYS_RESOURCE in the initial user namespace to set an oom_score_adj below its
     own (proc(5)). With `mode` `never` there is no limit. With `always` the limit is the server's
-    own oom_score_adj. With `auto` it is the same, unless the server has CAP_SYS_RESOURCE.
+    own oom_score_adj. With `auto` it is the same, but a server with CAP_SYS_RESOURCE has no limit.
     """
     if mode == "never":
         return None

@@ -201,7 +201,7 @@ def _device(device: Mapping[str, Any]) -> api.LinuxDevice:
 
 
 def from_oci(resources: Mapping[str, Any]) -> api.LinuxResources:
-    """Convert `linux.resources` of an OCI configuration."""
+    """Convert `linux.resources` of an OCI configuration to NRI's resources."""
     result = api.LinuxResources(
         memory=api.LinuxMemory(),
         cpu=api.LinuxCPU(),
@@ -233,7 +233,7 @@ def from_oci(resources: Mapping[str, Any]) -> api.LinuxResources:
 
 
 def from_cri(resources: cri.LinuxContainerResources) -> api.LinuxResources:
-    """Convert CRI's resources; zero means unset."""
+    """Convert CRI's resources to NRI's; zero means unset."""
     result = api.LinuxResources(
         memory=api.LinuxMemory(),
         cpu=api.LinuxCPU(cpus=resources.cpuset_cpus, mems=resources.cpuset_mems),

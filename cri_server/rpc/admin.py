@@ -59,12 +59,12 @@ class Admin:
         return private.SessionUrl(self._streaming.url_for(options))
 
     async def pause_container(self, request: private.PauseContainer) -> None:
-        """Freeze the container. Raises NotFound, WrongState if the container is paused already or
-        does not run, DeadlineExceeded when it does not freeze in time, KernelError."""
+        """Freeze the container. Raises NotFound, KernelError, WrongState if the container is paused
+        already or does not run, and DeadlineExceeded when it does not freeze in time."""
         await pause.pause(self._services, request.id)
 
     async def unpause_container(self, request: private.UnpauseContainer) -> None:
-        """Thaw the container. Raises NotFound, WrongState if it is not paused, KernelError."""
+        """Thaw the container. Raises NotFound, KernelError, and WrongState if it is not paused."""
         await pause.unpause(self._services, request.id)
 
     def paused_containers(self, request: private.PausedContainers) -> private.ContainerIds:

@@ -42,8 +42,8 @@ class Server:
     ) -> None:
         """`greeting_s`: the time within which a client must send the HTTP/2 preface.
 
-        `owner`: uid and gid of the socket file, None for this process's; `mode`: the permission
-        bits of the socket file.
+        `owner`: uid and gid of the socket file, None for those of this process; `mode`: the
+        permission bits of the socket file.
         """
         self._shared = Shared(methods, limits or Http2Limits(), greeting_s)
         self._path, self._owner, self._mode = path, owner, mode

@@ -12,7 +12,7 @@ from pyrunc.errors import WrongState
 
 def bind(path: Path, mode: int, owner: tuple[int, int] | None = None) -> socket.socket:
     """Return a stream socket bound to `path` with the permission bits `mode`; the caller makes it
-    listen. `owner`: the file's uid and gid, None for this process's.
+    listen. `owner`: the file's uid and gid, None for those of this process.
 
     Raises the errors of `unlink_stale`, and OSError when the socket cannot be bound.
     """

@@ -45,8 +45,8 @@ STOPPABLE = (api.CONTAINER_RUNNING, api.CONTAINER_UNKNOWN)
 
 
 def observed(services: Services, table: Table) -> Table:
-    """Wrap each method so that its calls are measured and, for a verb, logged. Streaming calls are
-    not measured, because they last for hours."""
+    """Wrap each method so that its calls are measured and, if they change something (a verb),
+    logged. Streaming calls are not measured, because they last for hours."""
     return {
         path: replace(method, answer=_observed(services, method)) for path, method in table.items()
     }

@@ -19,8 +19,8 @@ async def update(
     """Save `overhead` and the `requested` resources in the sandbox's configuration, and notify NRI
     plugins before and after.
 
-    Raises NotFound, InvalidArgument for invalid resources, PeerError if an NRI plugin refuses the
-    update, ResourceExhausted on a full disk, KernelError.
+    Raises NotFound, KernelError, InvalidArgument for invalid resources, PeerError if an NRI plugin
+    refuses the update, and ResourceExhausted on a full disk.
     """
     sandbox = services.index.sandboxes.get(reference)
     resources.check(overhead)

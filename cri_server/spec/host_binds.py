@@ -36,8 +36,8 @@ class HostBind:
 
 def read(folder: Path, own_folders: tuple[str, ...]) -> list[HostBind]:
     """Read a container's config.json (its OCI spec) and launch file in `folder`, and return the
-    spec's binds of host paths, as `of` does. Raises NotFound for a missing file,
-    DamagedRecord for an unreadable one, and InvalidSpec."""
+    spec's binds of host paths, as `of` does. Raises InvalidSpec, NotFound for a missing file, and
+    DamagedRecord for an unreadable one."""
     return of(atomic_file.read_json(f"{folder}/{CONFIG}"), LaunchFile.read(folder), own_folders)
 
 

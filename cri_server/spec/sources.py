@@ -103,8 +103,8 @@ def resolve(requested: list[MountRequest], open_sources: OpenSources) -> None:
     """Open the source of each requested bind mount and set its real path. A missing source is
     created as a directory, as in other runtimes.
 
-    Raises InvalidArgument if the source's mount does not allow the requested propagation,
-    KernelError.
+    Raises KernelError, and InvalidArgument if the source's mount does not allow the requested
+    propagation.
     """
     table: list[MountPoint] | None = None
     for mount in requested:

@@ -71,9 +71,9 @@ class ServerFile(RecordFile):
 
 @contextlib.contextmanager
 def claimed(root: Path, state: Path) -> Iterator[Paths]:
-    """Create and lock the two directories for the `with` block; yield their paths. The state
-    directory is `state`, with one exception: if `state` is the default, but pods of `root` from
-    this boot are in EARLIER_STATE, the state directory is EARLIER_STATE.
+    """Create and lock the root and state directories for the `with` block; yield their paths. The
+    state directory is `state`, with one exception: if `state` is the default, but pods of `root`
+    from this boot are in EARLIER_STATE, the state directory is EARLIER_STATE.
 
     Raises WrongState if another server uses one of the directories, if pods of this boot have their
     files in one of them and in a third directory, or if a newer version has written the pods.
@@ -171,8 +171,8 @@ def _read(folder: Path) -> ServerFile | None:
 
 
 def _store(paths: Paths) -> None:
-    """Write server.json in both directories. A failure is only logged, because on a full disk
-    kubelet needs the server to free space."""
+    """Write server.json in the root and state directories. A failure is only logged, because on a
+    full disk kubelet needs the server to free space."""
     root, state, boot = os.path.realpath(paths.root), os.path.realpath(paths.state), boot_id()
     written = ServerFile(boot, format=FORMAT, written_by=pyrunc.__version__)
     for folder, record in (

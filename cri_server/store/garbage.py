@@ -284,7 +284,7 @@ class _GarbageCollector:
 
     async def _run_folder(self, path: Path) -> None:
         """Report a folder of `pyrunc-cri run`. It is always kept: its pod may belong to another
-        server, and the files in it are the user's."""
+        server, and the files in it belong to the user."""
         try:
             owner = (path / RUN_OWNER).read_text()
         except (OSError, UnicodeDecodeError):

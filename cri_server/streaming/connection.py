@@ -315,8 +315,8 @@ def _channel_streams(
 async def _while_connected(
     reading: Coroutine[Any, Any, str], serving: Coroutine[Any, Any, None]
 ) -> None:
-    """Run both coroutines until one ends, then cancel the other. Raises the error of `reading`, or
-    if there is none, that of `serving`."""
+    """Run `reading` and `serving` until one of them ends, then cancel the other. Raises the error
+    of `reading` or, if it has none, that of `serving`."""
     tasks = (asyncio.create_task(reading), asyncio.create_task(serving))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

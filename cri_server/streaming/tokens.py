@@ -22,7 +22,7 @@ TOKEN_BYTES = 32
 
 
 class Tickets:
-    """The unused tickets, oldest first."""
+    """The unused tickets of streaming URLs, oldest first."""
 
     def __init__(
         self,

@@ -462,8 +462,8 @@ def _start_below(folder: str, fd: int, preload: Sequence[str]) -> _Spawned:
 
 def _copy_oom_score(pid: int) -> None:
     """Give the keeper's child `pid` the server's oom_score_adj. The child has inherited the
-    keeper's, which is so low that the OOM killer would choose the jobs of the child last. Does
-    nothing when the child has ended or its oom_score_adj may not be changed."""
+    keeper's value, which is so low that the OOM killer would choose the jobs of the child last.
+    Does nothing when the child has ended or its oom_score_adj may not be changed."""
     own = Path("/proc/self/oom_score_adj").read_text()
     try:
         Path(f"/proc/{pid}/oom_score_adj").write_text(own)

@@ -32,8 +32,8 @@ LOOPBACK = ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1"))
 
 class DialRequest(Record):
     """The request of `dial`. `port`: the TCP port to connect to. `pid`: a process in the network
-    namespace to connect in, 0 for the host's. `start_time`: when this process started, in clock
-    ticks since boot; with it `dial` detects a reused pid."""
+    namespace to connect in, 0 for the host's namespace. `start_time`: when this process started, in
+    clock ticks since boot; with it `dial` detects a reused pid."""
 
     port: int
     pid: int = 0

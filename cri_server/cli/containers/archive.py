@@ -16,7 +16,7 @@ from pyrunc.kernel.path import open_regular_at
 
 def write(folder: int, name: str) -> None:
     """Write `name`, a file or folder in the open folder `folder`, to stdout as a tar. Raises
-    InvalidArgument if stdout is a terminal, OSError."""
+    OSError, and InvalidArgument if stdout is a terminal."""
     if sys.stdout.isatty():
         raise InvalidArgument("an archive cannot be written to a terminal: redirect stdout")
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:

@@ -34,7 +34,7 @@ class _Level(NamedTuple):
     names: Iterator[str]
 
     def close(self) -> None:
-        """Close both descriptors."""
+        """Close the descriptors `source` and `target`."""
         os.close(self.source)
         os.close(self.target)
 
@@ -121,7 +121,7 @@ class Copy:
 
     def folder(self, target: int, name: str, mode: int = 0o700) -> int:
         """Create the folder `name` in `target` unless it exists, and return its descriptor. Raises
-        WrongState if `name` exists and is no folder, OSError."""
+        OSError, and WrongState if `name` exists and is no folder."""
         # The folder is closed to others until `finish`, when its contents have their owners and
         # modes.
         with contextlib.suppress(FileExistsError):
@@ -147,7 +147,7 @@ class Copy:
         self, status: os.stat_result, content: Iterable[bytes], target: int, name: str
     ) -> None:
         """Create or replace the regular file `name` in the open folder `target`, with the owner,
-        mode and times in `status`. Raises WrongState if `name` is a folder, OSError."""
+        mode and times in `status`. Raises OSError, and WrongState if `name` is a folder."""
         # A name that a container cannot guess: it could otherwise put a link there beforehand.
         partial = f".{os.urandom(8).hex()}.part"
         descriptor = os.open(partial, NEW, 0o600, dir_fd=target)
@@ -179,8 +179,8 @@ class Copy:
 
     def link(self, status: os.stat_result, to: str, target: int, name: str) -> None:
         """Create the symbolic link `name` in the open folder `target`, pointing to `to`, with the
-        owner in `status`. Replaces an existing file or link. Raises WrongState if `name` is a
-        folder, OSError."""
+        owner in `status`. Replaces an existing file or link. Raises OSError, and WrongState if
+        `name` is a folder."""
         partial = f".{os.urandom(8).hex()}.part"
         os.symlink(to, partial, dir_fd=target)
         try:

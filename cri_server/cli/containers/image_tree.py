@@ -9,9 +9,9 @@ from cri_server.images.store.image_paths import ImagePaths
 def open_image_tree(client: Client, image: str) -> int:
     """Return a descriptor of a new detached mount with the files of `image`.
 
-    Raises NotFound if the node does not have the image, UnsupportedCall if the server does not
-    report where the files are, DamagedRecord if the image's EROFS index does not fit its layers,
-    ServerError, KernelError, OSError."""
+    Raises ServerError, KernelError, OSError, NotFound if the node does not have the image,
+    UnsupportedCall if the server does not report where the files are, and DamagedRecord if the
+    image's EROFS index does not fit its layers."""
     files = client.image_info(image).get("files")
     places = ImagePaths.of(files) if isinstance(files, dict) else ImagePaths()
     if places.image is not None:

@@ -278,7 +278,7 @@ def _send(client: Client, container: api.Container, number: int) -> None:
 def stop_pod(client: Client, pod: str, grace_s: int | None) -> None:
     """Stop all containers of a pod, then its sandbox. Sidecars are stopped after the other
     containers and in reverse order of creation, as kubelet does. `grace_s`: the grace period in
-    seconds; None: the manifest's, else 10 s."""
+    seconds; None: the value in the manifest, else 10 s."""
     containers = sorted(client.containers(pod_sandbox_id=pod), key=lambda c: c.created_at)
     sidecars = [c for c in containers if ownership.SIDECAR in c.labels]
     # Other containers may need their sidecars (proxies, log shippers) until they have ended.
@@ -312,7 +312,8 @@ def _release_network(client: Client, pod: str) -> bool:
 
 
 def stop_container(client: Client, container: api.Container, grace_s: int | None) -> None:
-    """Stop a container. `grace_s`: the grace period in seconds; None: the manifest's, else 10 s."""
+    """Stop a container. `grace_s`: the grace period in seconds; None: the value in the manifest,
+    else 10 s."""
     seconds = grace(container, grace_s)
     request = api.StopContainerRequest(container_id=container.id, timeout=seconds)
     # the additional time is for processes that take long to die after SIGKILL

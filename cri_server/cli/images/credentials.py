@@ -145,7 +145,7 @@ def parse_option(text: str, server: str = "") -> api.AuthConfig:
 
 def save(registry: str, username: str, password: str, chosen: Path | None) -> Path:
     """Store a login for `registry`, replacing an earlier one, and return the path of the file.
-    Raises InvalidSpec if the file's content is invalid, OSError."""
+    Raises OSError, and InvalidSpec if the file's content is invalid."""
     path = _to_write(chosen)
     document = _read(path)
     token = base64.b64encode(f"{username}:{password}".encode()).decode()
@@ -159,7 +159,7 @@ def save(registry: str, username: str, password: str, chosen: Path | None) -> Pa
 
 def forget(registry: str | None, chosen: Path | None) -> list[str]:
     """Remove the login for `registry` (None: all logins), and return the removed keys. Raises
-    NotFound if there is no login, InvalidSpec for an invalid file of logins, OSError."""
+    OSError, NotFound if there is no login, and InvalidSpec for an invalid file of logins."""
     gone = []
     for path in files(chosen):
         document = _read(path)

@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[Callable[[int], bool], str]] = {
 
 def prepare(pod: pod_model.PodManifest, folder: Path) -> None:
     """Check the volumes of a pod that is about to start, and create the missing ones. Raises
-    NotFound if a hostPath does not exist, WrongState if it has the wrong type, KernelError."""
+    KernelError, NotFound if a hostPath does not exist, and WrongState if it has the wrong type."""
     for i, volume in enumerate(pod.spec.volumes):
         if volume.files is not None:
             _make_files(_empty(volume, folder), volume.files, pod.spec.security_context.fs_group)
@@ -45,7 +45,7 @@ def source(volume: pod_model.Volume, sub_path: str, folder: Path) -> str:
     """Return the host path that a container mounts. Creates a missing subPath as a directory with
     the volume's mode.
 
-    Raises WrongState if the subPath leaves the volume through a symbolic link, KernelError."""
+    Raises KernelError, and WrongState if the subPath leaves the volume through a symbolic link."""
     base = Path(volume.host_path.path) if volume.host_path is not None else _empty(volume, folder)
     if not sub_path:
         return str(base)

@@ -54,7 +54,7 @@ class Log:
     files that kubelet makes."""
 
     def __init__(self, path: str) -> None:
-        """Open the files of the log at `path`. Raises NotFound if there are none, OSError."""
+        """Open the files of the log at `path`. Raises OSError, and NotFound if there are none."""
         self._path = path
         self._files = _open_all(path)  # the first one is read, the others follow
         if not self._files:

@@ -33,7 +33,7 @@ def write_tar(
     called every few MiB and at the end, and may raise. `store`: the path that ResourceExhausted
     names for a full disk, by default `folder`.
 
-    Raises BadLayer when the digest of the content is not `diff_id`, ResourceExhausted, OSError.
+    Raises ResourceExhausted, OSError, and BadLayer when the digest of the content is not `diff_id`.
     """
     # Without O_EXCL: `open_new` may have created the file for the index builder.
     flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

@@ -38,7 +38,7 @@ _REASONS = {
 def mount_obstacle(folder: Path) -> str:
     """Return why images in `folder` cannot be mounted; "" if they can. Leaves no files.
 
-    Raises ResourceExhausted when the disk has no room for the test, OSError.
+    Raises OSError, and ResourceExhausted when the disk has no room for the test.
     """
     try:
         place = Path(tempfile.mkdtemp(prefix="probe-", dir=folder))

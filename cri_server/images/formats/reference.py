@@ -1,7 +1,7 @@
 """Image references as users write them: `busybox`, `host:5000/a/b:tag`, `name@sha256:…`,
 `name:tag@sha256:…`.
 
-The grammar is the distribution project's. Short names mean docker.io, and a missing tag means
+The grammar is that of the distribution project. Short names mean docker.io, and a missing tag means
 `latest`.
 
 A registry has several spellings (`R.example`, `r.example:443`). Image names keep the spelling of

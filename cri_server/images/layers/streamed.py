@@ -59,10 +59,9 @@ OpenStream = Callable[[], AbstractAsyncContextManager[StreamedBlob]]
 async def streamed(
     read: Callable[[Receiver], Coroutine[Any, Any, None]], algorithm: str = SHA256
 ) -> AsyncIterator[StreamedBlob]:
-    """Yield a StreamedBlob with which the `with` block writes a blob into a ring. Meanwhile `read`
-    runs with the ring's receiver. The end of the block ends the blob; then this call waits for
-    `read`. If the block fails, `read` is cancelled. `algorithm`: the hash algorithm of the
-    blob's digest.
+    """Run `read`, which reads a blob from a ring, while the `with` block writes the blob into the
+    ring through the yielded StreamedBlob. The blob ends with the block; then wait for the end of
+    `read`. If the block fails, cancel `read`. `algorithm`: the hash algorithm of the blob's digest.
 
     Raises the errors of the block and of `read`. But if `read` fails with a PeerError before the
     whole blob is written, Interrupted is raised. The caller then fetches the blob to a file, whose

@@ -36,8 +36,7 @@ class Layer:
     - `implicit`: parent directories that the tar does not describe (relative paths, "" for the
       root). They get their attributes from the layers below.
     - `opaque`: the layer hides all layers below.
-    - `devices`: device nodes to make in place of empty files, as [path, is a block device, major,
-      minor].
+    - `devices`: device nodes to make in place of empty files, as [path, is_block, major, minor].
     """
 
     diff_id: str

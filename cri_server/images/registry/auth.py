@@ -3,8 +3,8 @@ their answers. No I/O.
 
 A pull secret is sent to these hosts:
 
-- the registry that the reference names, and the `server` in the registry's own hosts.toml (not in
-  `_default`'s);
+- the registry that the reference names, and the `server` in the registry's own hosts.toml (not the
+  one in `_default`);
 - the mirrors in the registry's own hosts.toml, except those with `pull_secrets = false`; over plain
   http only if the mirror is on loopback or the registry is on plain http, too;
 - any other host only if the secret's server address names it.

@@ -246,8 +246,8 @@ class RegistrySession:
 
     def _pool(self, host: RegistryHost, url: str, foreign: bool) -> urllib3.PoolManager:
         """Return the connection pool for `url`. The pool has the TLS settings of `host` if the URL
-        leads to `host`, else the system's. `foreign`: a server chose the URL, so the peer's address
-        is checked after connecting."""
+        leads to `host`, else those of the system. `foreign`: a server chose the URL, so the peer's
+        address is checked after connecting."""
         parts, proxy = urlsplit(url), host.proxy or proxy_for(url)
         ours = parts.netloc == host.netloc
         # Reading the system's authorities takes 20 ms, which plain connections need not wait for.

@@ -47,7 +47,7 @@ class RegistryHost:
 
     - `upstream`: the host is the registry itself, not a mirror.
     - `trusted`: the host gets the registry's pull secrets, because the registry's own hosts.toml
-      (not `_default`'s) names it as the server, or as a mirror with `pull_secrets`.
+      (not the one in `_default`) names it as the server, or as a mirror with `pull_secrets`.
     - `auth`: the administrator's login for this host.
     - `rewrites`: regular expressions for the repository, with their replacements.
     - `headers` may hold secrets, which the repr does not show.

@@ -179,7 +179,8 @@ def _check_identity(place: str, identity: Identity) -> None:
 
 
 def scopes_of(reference: Reference) -> Iterator[str]:
-    """Yield an image's scopes, from the most specific one to the whole transport."""
+    """Yield the policy scopes that cover an image, from the most specific one to the whole
+    transport ("")."""
     yield _full(reference)
     name = reference.repository
     while True:

@@ -231,9 +231,9 @@ class Catalog:
         return content
 
     def contents(self, image_id: str, references: Iterable[str] = ()) -> list[Content]:
-        """If `name_of` returns a name for `references`, return a list with only the content of the
-        manifest that this name leads to. Otherwise return the contents of all manifests of the
-        image, which may differ in annotations and blobs. Raises NotFound."""
+        """Return the contents of the image's manifests, which may differ in annotations and blobs.
+        If `name_of` finds a name for `references`, return only the content of the manifest that
+        this name leads to. Raises NotFound."""
         state = self._state
         name = state.name_of(image_id, references)
         if name is not None:

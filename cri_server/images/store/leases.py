@@ -35,7 +35,7 @@ class Leases:
             return set(self._keys)
 
     def by_others(self, key: str) -> bool:
-        """Return whether anything but the caller's own lease on `key` protects its content: a
-        second lease on `key`, or any lease on EVERYTHING (even the caller's own)."""
+        """Return whether the content of `key` stays protected when the caller gives up its lease on
+        `key`: by a second lease on `key`, or by any lease on EVERYTHING."""
         with self._lock:
             return self._keys[key] > 1 or EVERYTHING in self._keys

@@ -204,8 +204,8 @@ def refuse_links(folder: str) -> None:
 
 def make_devices(tree: str, layer: Layer) -> None:
     """Replace the empty files at the layer's `devices` by device nodes with the same attributes.
-    (The unpacker may not make device nodes.) Raises DamagedRecord for a malformed element of
-    `devices`, KernelError, OSError."""
+    (The unpacker may not make device nodes.) Raises KernelError, OSError, and DamagedRecord for a
+    malformed element of `devices`."""
     with closing_fd(os.open(tree, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
         try:
             for name, is_block, major, minor in layer.devices:

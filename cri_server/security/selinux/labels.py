@@ -35,8 +35,8 @@ NONE = SelinuxLabels()
 
 
 def of_sandbox(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) -> SelinuxLabels:
-    """Return the labels of a pod's pause process and files. The pause process is confined even in a
-    privileged pod. `level` applies unless `options` request another level.
+    """Return the labels of a pod's pause process and files. SELinux confines the pause process even
+    in a privileged pod. `level` applies unless `options` request another level.
 
     Raises InvalidArgument for invalid `options`.
     """
@@ -65,8 +65,8 @@ def of_container(
 
 
 def _build(policy: SelinuxPolicy, options: api.SELinuxOption, level: str) -> SelinuxLabels:
-    """Return the policy's labels with the requested fields and `level`. Both labels get user and
-    level; only the process's label gets role and type."""
+    """Return the policy's labels, changed by the requested fields and `level`. User and level apply
+    to the labels of the process and of its files, role and type only to that of the process."""
     level = (options.level or level) if policy.has_levels else ""
     process, file = policy.process, policy.file
     user = options.user

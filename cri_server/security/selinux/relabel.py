@@ -56,7 +56,7 @@ class Relabel(Record):
 
 def relabel(arguments: Message, fds: list[int]) -> None:
     """Run the job: label the paths of a `Relabel` request and everything below them. Raises
-    InvalidArgument for a folder that must keep its labels (`check_path`), KernelError."""
+    KernelError, and InvalidArgument for a folder that must keep its labels (`check_path`)."""
     request = Relabel.of(arguments)
     for path in request.paths:
         check_path(path)
