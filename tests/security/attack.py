@@ -28,7 +28,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Canary:
-    """A folder with two files; `is_untouched` fails if any file in it was even opened."""
+    """A folder with the files `ptmx` and `passwd`; `is_untouched` fails if one of them was even
+    opened."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,8 +63,8 @@ class Canary:
 
     @staticmethod
     def watch(files: Iterable[Path]) -> int:
-        """Return a descriptor that collects the opening of these files; `seen` reads and closes
-        it."""
+        """Return an inotify descriptor that records each open of these files; `seen` reads and
+        closes it."""
         number = int(_libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
         for file in files:
             assert _libc.inotify_add_watch(number, bytes(file), IN_OPEN) > 0

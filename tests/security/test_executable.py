@@ -1,7 +1,8 @@
 """Attacks on the runtime's own program from a container (CVE-2019-5736, LXC's CVE-2019-5736, runc
 CVE-2016-9962).
 
-Until its own program a container runs only the launcher, from a sealed memfd, and never Python.
+Before its own program is executed, a container runs only the launcher, from a sealed memfd, and
+never Python.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def pod(server: Server) -> Iterator[str]:
 
 
 def launch(server: Server, pod: str, *mounts: api.Mount, admin: bool = False, user: int = 0) -> str:
-    """Start a container with these mounts."""
+    """Start a container with `mounts`; return its id."""
     security = api.LinuxContainerSecurityContext(run_as_user=api.Int64Value(value=user))
     if admin:
         security.capabilities.add_capabilities.append("SYS_ADMIN")

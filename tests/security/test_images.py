@@ -91,8 +91,8 @@ async def test_a_manifest_cannot_use_a_foreign_configuration(
     node: ImageService, attacker: Registry, layers: str
 ) -> None:
     """Every user who sees the pod knows the image id of a private image. A manifest of the
-    attacker's registry names it as its configuration: the node requests it from that registry,
-    which does not have it, so that no pod gets the files of the private image."""
+    attacker's registry names this id as its configuration: the node requests the configuration from
+    that registry, which does not have it, so that no pod gets the files of the private image."""
     document = private_manifest()
     if layers == "junk":
         document["layers"] = [push_blob(attacker, b"junk", types.OCI_LAYER)]
@@ -117,9 +117,9 @@ async def test_a_manifest_cannot_use_a_foreign_layer_by_its_diff_id(
 async def test_a_foreign_blob_does_not_reveal_its_content(
     node: ImageService, attacker: Registry
 ) -> None:
-    """A manifest names the blob of a private layer, and its configuration another uncompressed
-    digest. The node fetches the blob and does not use its own copy: an error would otherwise reveal
-    the true uncompressed digest, by which the layer could be named."""
+    """A manifest names the blob of a private layer, and the image's configuration has a false
+    uncompressed digest for it. The node fetches the blob and does not use its own copy: the error
+    would otherwise reveal the true digest, by which the layer could be named."""
     mine = image([layer({"mine": "1"})])
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     message = await refused(

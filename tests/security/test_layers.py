@@ -51,7 +51,8 @@ Take = Callable[..., None]
 
 @pytest.fixture(params=["unpacked", "mounted"])
 def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
-    """Add a layer to a store of this kind. Raises the store's error."""
+    """Provide a function that adds a layer to a store of the parameter's kind. The function raises
+    the store's error."""
     numbers = itertools.count()
 
     def run(tar: bytes, limits: UnpackLimits | None = None) -> None:
@@ -248,7 +249,7 @@ async def test_all_copies_of_an_unpacked_layer_share_its_limits(
 
 @contextmanager
 def small_disk(size_bytes: int) -> Iterator[Path]:
-    """Make a file system of this size."""
+    """Mount a tmpfs of `size_bytes`; yield its path."""
     fd = open_mount("tmpfs", [("size", str(size_bytes))])
     try:
         yield Path(f"/proc/self/fd/{fd}")
@@ -287,8 +288,8 @@ def test_sparse_files_are_charged_by_blocks(store: str) -> None:
 
 def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: Path) -> None:
     """CWE-400: a layer's limit was the space that was free at its start, also when other layers
-    were written at the same time. Here the limit is far above the space that is left: the layer is
-    refused, as a tar and unpacked, while the reserve is still free."""
+    were written at the same time. Here the limit is far above the space that is left: both stores
+    refuse the layer while the reserve is still free."""
     content = random.Random(1).randbytes(20 << 20)
     tar = raw_tar(*((str(n), LayerFile(content)) for n in range(4)))
     (tmp_path / "blob").write_bytes(tar)

@@ -32,7 +32,8 @@ def attack_files() -> list[Path]:
 
 
 def test_each_line_names_a_test_that_exists() -> None:
-    """A line for an attack that succeeds has a sentence in place of the test."""
+    """Each line of the table names an existing test. Only the line of an attack that succeeds has a
+    sentence there instead."""
     missing = []
     for attack in attacks():
         file, _, test = attack.test.partition("::")

@@ -198,8 +198,7 @@ def test_a_mount_over_the_root_is_refused(runtime: Runtime, destination: str) ->
 def test_unusual_spellings_of_destinations_are_accepted(
     runtime: Runtime, tmp_path: Path, place: str
 ) -> None:
-    """The refusals above concern attacks: destinations with unusual but harmless spellings are
-    accepted."""
+    """Only attacks are refused: destinations with unusual but harmless spellings are accepted."""
     (tmp_path / "v").mkdir()
     (tmp_path / "v/file").write_text("volume\n")
     result = runtime.run(

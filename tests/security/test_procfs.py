@@ -226,10 +226,10 @@ def test_sysctls_are_written_through_a_detached_procfs(runtime: Runtime, tmp_pat
     "OffsetClocks((('monotonic', 9, 0),))"]
 )  # fmt: skip
 def test_the_launcher_refuses_a_proc_that_is_no_procfs(tmp_path: Path, op: str) -> None:
-    """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: labels, score and clock offsets are written
-    where /proc is a tmpfs with the same files in thread-self and self (the joined mount namespace
-    may be a container's). The launcher refuses, and the fake files stay empty. The test needs no
-    security module."""
+    """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: the launcher is to write labels, score and
+    clock offsets in a joined mount namespace, which may be a container's. /proc is a tmpfs there,
+    with the same files in thread-self and self. The launcher refuses, and the fake files stay
+    empty. The test needs no security module."""
     fake = fake_proc(tmp_path / "fake")
     for name in ("attr/keycreate", "timens_offsets"):
         (fake / "self" / name).write_text("")

@@ -141,8 +141,8 @@ def test_a_reported_pid_must_be_a_child_of_the_runtime(stranger: int) -> None:
 
 
 def test_a_second_report_of_a_pid_is_an_error() -> None:
-    """Two reports name a child of ours (the launcher itself would do). The start fails with an
-    error, and child and launcher are reaped."""
+    """The start fails with an error if two reports name a child of ours. Child and launcher are
+    reaped."""
     child = subprocess.Popen(["sleep", "60"])
     text = answer_to(frame(PID, child.pid) + frame(PID, child.pid))
     assert "two processes" in text or "not a child" in text, text

@@ -454,8 +454,8 @@ def test_a_pod_cannot_set_sysctls_of_the_machine(server: Server) -> None:
 def test_the_working_directory_of_an_image_cannot_be_a_descriptor_of_the_host(
     server: Server, pod: str, canary: Canary, cwd: str
 ) -> None:
-    """CVE-2024-21626 by WORKDIR, and by ExecSync's container: the container does not start, or `..`
-    does not lead from there to the host's canary, which is untouched."""
+    """CVE-2024-21626 by WORKDIR: the container does not start, or `..` does not lead from its
+    working directory to the host's canary, which is untouched."""
     spec = image(server, {"link": build.symlink("/proc/self/fd/8")}, WorkingDir=cwd)
     code, lines = outcome(
         server, pod, "sh", "-c", f"cat {CLIMB}{canary.path}/passwd 2>/dev/null; pwd -P", image=spec

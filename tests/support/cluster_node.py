@@ -91,8 +91,8 @@ class Node:
     - `number`: 1 for the first node.
     - `name`: the name of the node's network namespace.
     - `host`: the node's name in Kubernetes.
-    - `missing_controllers`: the setting of this name. A missing controller is a warning on a hybrid
-      host, which has none in its v2 tree, and an error in a guest.
+    - `missing_controllers`: the server's setting of this name. A missing controller is a warning on
+      a hybrid host, whose v2 tree has no controllers, and an error in a guest.
     - `pods_group`: the cgroup of pods for which kubelet names no cgroup, removed when the node is
       stopped; "": the server's default.
     - `own_network`: use folders of CNI that belong to the node; otherwise those in the server's

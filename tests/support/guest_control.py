@@ -91,7 +91,7 @@ class GuestControlPlane:
         return path
 
     def _command(self, unit: str) -> list[str]:
-        """Return the unit's command line, on this side."""
+        """Return the command line of `unit`, with the paths, addresses and ports of this side."""
         text = (UNITS / f"{unit}.service").read_text()
         match = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
         assert match, unit

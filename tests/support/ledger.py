@@ -299,8 +299,8 @@ class Process:
     since: str
 
     def labels(self) -> dict[str, str]:
-        """Return the process's description by its pid and start time, so that a reused pid counts
-        as another process."""
+        """Return a dict with one entry: pid and start time -> pid and name. The start time makes a
+        reused pid another process."""
         dead = " zombie" if self.state == "Z" else ""  # the states R, S and D change all the time
         return {f"{self.pid} since {self.since}{dead}": f"{self.pid} ({self.name}){dead}"}
 

@@ -42,7 +42,7 @@ class ProjectCopy:
         self.program.chmod(0o755)
 
     def run_tests(self, *tests: str, temporary: Path) -> subprocess.CompletedProcess[str]:
-        """Run these tests in the copy; return pytest's result, which stops at the first failure."""
+        """Run these tests in the copy up to the first failure; return pytest's result."""
         command: Sequence[str] = [
             sys.executable,
             "-m",

@@ -3,8 +3,8 @@ leaves nothing.
 
 Hypothesis breaks a full configuration at one to three places: a property missing, null, of another
 type, of absurd size, with NUL bytes, with paths that lead elsewhere. Each is created, started and
-deleted in separate pid, mount and cgroup namespaces under a read-only root, because some of them
-name the host's.
+deleted in separate pid, mount and cgroup namespaces under a read-only root, because some
+configurations name the host's namespaces.
 """
 
 from __future__ import annotations

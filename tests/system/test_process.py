@@ -95,8 +95,8 @@ def test_home_comes_from_the_containers_passwd(runtime: Runtime) -> None:
 def test_home_comes_from_the_passwd_file_that_is_mounted(
     runtime: Runtime, tmp_path: Path, bound: str
 ) -> None:
-    """As in runc and crun: the mounted file counts, also for a user that the image does not have.
-    An absolute link in a volume does not lead to the host's file."""
+    """HOME is looked up in the mounted passwd file, as in runc and crun, also for a user that the
+    image does not have. An absolute link in a volume does not lead to the host's file."""
     etc = tmp_path / "etc"
     etc.mkdir()
     (etc / "passwd").write_text("app:x:77:77::/srv/app:/bin/sh\n")

@@ -15,8 +15,7 @@ from tests.system.harness import Result, Runtime
 
 @contextmanager
 def files(folder: Path, count: int) -> Iterator[list[int]]:
-    """Open this many files, each with its number in it, which a child gets as descriptors 3 and
-    up."""
+    """Open `count` files, each with its number in it; a child gets them as descriptors 3 and up."""
     numbers = []
     for index in range(count):
         path = folder / f"file{index}"

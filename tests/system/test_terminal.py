@@ -181,7 +181,7 @@ def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
 
 
 def test_the_size_is_read_from_any_descriptor_with_a_terminal(runtime: Runtime) -> None:
-    """Any of the three descriptors may be redirected."""
+    """The container's terminal gets the size of the caller's although only stderr is a terminal."""
     box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done",
         change=with_terminal)  # fmt: skip
     run = runtime.command("run", "--bundle", str(box.folder), box.id)
