@@ -31,7 +31,7 @@ VERSION_MIN, VERSION_MAX = "1.0.0", "1.3.0"
 
 
 def features() -> dict[str, Any]:
-    """Return the features object."""
+    """Return the features object, which `pyrunc features` prints."""
     return {
         "ociVersionMin": VERSION_MIN,
         "ociVersionMax": VERSION_MAX,

@@ -76,12 +76,12 @@ def trace(plan: Plan, started_ns: int, times: Sequence[tuple[str, int]]) -> str:
 
 
 def step_line(step: ParentStep) -> str:
-    """Return one step of the parent as one line."""
+    """Return the plan's line for a step of the parent, without its number."""
     return STEP_LINES[type(step)](step)
 
 
 def line(op: Op) -> str:
-    """Return one operation as one line."""
+    """Return the plan's line for an operation, such as `mount 'proc' on '/proc'`."""
     return LINES[type(op)](op)
 
 

@@ -48,7 +48,7 @@ class Timer:
 
 
 class EventLoop:
-    """One epoll instance and a heap of timers."""
+    """Calls handlers when descriptors are ready (epoll(7)), and functions when timers are due."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()

@@ -45,7 +45,7 @@ class OutputStream:
 
     @property
     def ended(self) -> bool:
-        """Return whether the stream has ended."""
+        """Return whether `end` has closed the stream."""
         return self.fd < 0
 
     def read(self) -> int:
