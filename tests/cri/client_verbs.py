@@ -136,6 +136,6 @@ def started(
 
 
 def ended(process: subprocess.Popen[bytes]) -> tuple[bytes, int]:
-    """Return the rest of stderr, and the exit code."""
+    """Wait for the process; return the rest of its stderr, and its exit code."""
     assert process.stderr is not None
     return process.stderr.read(), process.wait()

@@ -89,8 +89,8 @@ class Witness:
 
 @contextlib.contextmanager
 def served(server: Server) -> Iterator[None]:
-    """Check that another client is served well during the block, and that the server is as before
-    at its end."""
+    """Check that another client is served well during the block, and that the server is afterwards
+    as before."""
     server.containers()
     descriptors, memory_kib = count_descriptors(server), resident_kib(server)
     with Witness(server) as witness:

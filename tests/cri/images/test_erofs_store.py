@@ -30,7 +30,7 @@ from tests.support.registry import Registry
 
 @pytest.fixture
 async def opened() -> AsyncIterator[list[ImageService]]:
-    """Returns a list of services that are closed at the end."""
+    """Returns a list; services that the test appends to it are closed at the end."""
     services: list[ImageService] = []
     yield services
     for service in services:

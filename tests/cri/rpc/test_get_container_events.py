@@ -39,8 +39,8 @@ def test_each_change_of_a_pods_life_is_an_event(server: Server) -> None:
 
 
 def _herald(server: Server) -> str:
-    """Run and remove a pod, and return its id. A subscriber that gets its events gets all later
-    ones."""
+    """Run and remove a pod, and return its id. Once a subscriber gets this pod's events, it gets
+    all later ones."""
     pod = server.run_pod()
     server.remove_pod(pod)
     return pod

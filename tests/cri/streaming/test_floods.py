@@ -41,7 +41,8 @@ STUCK = ExecSessionOptions(
 
 
 def spdy(*roles: str) -> tuple[SpdyConnection, bytes]:
-    """Return a client's core with a stream for each role, and the bytes that open the streams."""
+    """Return a client's SPDY connection with a stream for each role, and the bytes that open the
+    streams."""
     client = SpdyClient()
     for role in roles:
         client.open({"streamtype": [role]})
