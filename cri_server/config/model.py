@@ -337,8 +337,8 @@ class ContainersConfig(ConfigTable):
     container_annotations: Annotated[
         list[str],
         explained(
-            "Annotations of containers that are copied in the same way. kubelet and device plugins "
-            "set them."
+            "Annotations of containers that are copied to their OCI spec. kubelet and device "
+            "plugins set them. `*` stands for any characters."
         ),
     ] = []
     cgroup_writable: Annotated[
