@@ -1,5 +1,5 @@
-"""Reads a checkpoint from an archive or an image into plain files. Trusts none of the checkpoint's
-content.
+"""Reads a checkpoint from an archive or an image into plain files. Treats all content of the
+checkpoint as hostile.
 
 An archive and the writable layer in it are unpacked like an image's layer, by a process that can
 create files only in one folder. Only regular files with known names are copied, and JSON is

@@ -155,9 +155,9 @@ class PluginRunner:
         """Set loopback up, and run ADD of every plugin in order; return the last plugin's result.
         `progress` is updated as plugins are started.
 
-        Raises PeerError (a plugin failed, is missing or gave an invalid answer), DeadlineExceeded,
-        and for errors of pyrunc's own plugins ResourceExhausted (no address left), WrongState
-        (another pod has the host port) and InvalidArgument (an impossible request).
+        Raises PeerError (a plugin failed, is missing or gave an invalid answer), DeadlineExceeded.
+        pyrunc's own plugins also raise ResourceExhausted (no address left), WrongState (another pod
+        has the host port) and InvalidArgument (an impossible request).
         """
         call = self._call("ADD", attachment, attachment.netns_path)
         steps = self._steps(attachment, None)

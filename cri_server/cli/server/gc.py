@@ -1,5 +1,5 @@
-"""`pyrunc-cri gc`: removes unused files from the server's disk, and lists the reasons for keeping
-the rest."""
+"""`pyrunc-cri gc`: removes unused files from the server's disk, and tells why it keeps the other
+files."""
 
 from __future__ import annotations
 

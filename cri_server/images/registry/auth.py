@@ -84,9 +84,9 @@ def credential(auth: Auth | None, reference: Reference, host: RegistryHost) -> C
 
 
 def may_receive(auth: Auth, reference: Reference, host: RegistryHost) -> bool:
-    """Return whether `host` may receive the pull secret `auth`. A secret without a server
-    address, or with that of the registry, is for the registry and for the trusted mirrors that
-    `_is_private` accepts. Any other secret is for the host at its server address."""
+    """Return whether `host` may receive the pull secret `auth`. A secret without a server address,
+    or with that of the registry, is for the registry, and for the trusted mirrors to which
+    `_is_private` permits sending it. Any other secret is for the host at its server address."""
     address = _server(auth.server_address)
     is_registrys = not address or address == reference.registry
     is_registry = host.upstream and (host.trusted or host.url == default_url(reference.registry))

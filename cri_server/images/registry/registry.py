@@ -373,8 +373,8 @@ class Registry:
         """Call `send` with the Authorization header of the current login, if there is one. When the
         host answers 401, log in and call `send` again. Return the result of the last call.
 
-        `send` returns the response, and the other host that a redirect led to; a 401 of the other
-        host causes no login. Raises HostUnavailable, Unauthorized.
+        `send` returns the response, and the other host that a redirect led to. If that host answers
+        401, this method does not log in. Raises HostUnavailable, Unauthorized.
         """
         response, other = send(self._authorization(host))
         if response.status == 401 and not other:
