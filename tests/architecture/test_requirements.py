@@ -12,7 +12,7 @@ from tests.cri.requirements import requirements
 
 
 def marks(path: Path) -> Iterator[tuple[str, str]]:
-    """Return (test, number) for all `pytest.mark.requirement` of a file."""
+    """Yield (test, number of the requirement) for each `pytest.mark.requirement` of a file."""
     text = path.read_text()
     if "mark.requirement" not in text:
         return

@@ -43,7 +43,7 @@ def used(path: Path) -> set[str]:
 
 
 def rpcs_of_helpers() -> dict[str, set[str]]:
-    """Return, by name, the RPCs that each method of the helper files calls."""
+    """Return a dict: name of a method of the helper files -> RPCs that it calls."""
     rpcs_by_method: dict[str, set[str]] = {}
     for name in HELPERS:
         for node in ast.walk(ast.parse((ROOT / "tests/cri" / name).read_text())):

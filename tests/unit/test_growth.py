@@ -397,7 +397,8 @@ JSON_ATTACKS: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("name", JSON_ATTACKS)
 def test_json_is_read_in_linear_time(name: str) -> None:
-    """The reader is that of every document: ours, manifests, tokens and plugins."""
+    """Each kind of JSON document has its reader here: our files, manifests, image configurations,
+    tokens, answers of plugins, CDI."""
 
     def prepare(size: int) -> Work:
         text = JSON_ATTACKS[name](size)
@@ -769,8 +770,8 @@ def test_cdi_files_in_yaml_are_read_in_linear_time(name: str, tmp_path: Path) ->
 
 
 def test_cdi_files_have_few_aliases(tmp_path: Path) -> None:
-    """In YAML, n devices that share an alias of a list with n names need few bytes, but have n
-    times n names."""
+    """A YAML file with more aliases than the limit is refused: n devices that share an alias of a
+    list with n names need few bytes, but have n times n names."""
     file = tmp_path / "vendor.yaml"
     file.write_text(CDI_HEAD + CDI_YAML["aliases of aliases"](cdi.ALIASES_LIMIT))
     assert len(cdi._read(file).devices) == cdi.ALIASES_LIMIT

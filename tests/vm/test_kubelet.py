@@ -34,8 +34,8 @@ def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.guest
 @pytest.mark.timeout(3600)
 def test_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the systemd driver: classes, limits, resize, OOM, AppArmor, user namespaces, the unit,
-    kubelet's numbers."""
+    """With the systemd driver: pods' QoS classes, limits, resize, OOM kills, AppArmor, user
+    namespaces, the server's unit, and the numbers that kubelet shows."""
     remote.run(node, f"-m 'not slow' {INSIDE}", capsys, timeout_s=3300)
 
 

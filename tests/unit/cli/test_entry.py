@@ -203,8 +203,8 @@ def test_a_command_frees_memory(probe: Path) -> None:
 
 
 def test_the_tested_program_is_the_built_one() -> None:
-    """If pip runs last, it replaces the program by a script, which loads `site` and takes four
-    times as long."""
+    """`pip install` after `make build` would replace the program by a script, which loads `site`
+    and takes four times as long."""
     program = runtime()[0]
     if "PYRUNC_RUNTIME" not in os.environ:
         assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"

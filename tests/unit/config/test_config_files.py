@@ -174,8 +174,8 @@ def test_check_reports_each_problem(tmp_path: Path) -> None:
 
 
 def test_check_reports_all_errors_at_once(tmp_path: Path) -> None:
-    """Unknown keys, types, choices, forms of values, and limits of this machine are reported
-    together with their lines."""
+    """One run reports the unknown key and every value of a wrong type, choice or form, each with
+    its file and line."""
     path = tmp_path / "config.toml"
     path.write_text(
         '[server]\nlog_level = "loud"\nlisten = "tcp://1"\nroot = 3\n[cgroup]\ndrivr ='

@@ -23,7 +23,7 @@ A_WHILE_S = 0.2  # in which a task that does not wait would have continued
 
 
 class Slow:
-    """A function for a thread that returns when the test permits it."""
+    """A function that blocks its thread until the test lets it return."""
 
     def __init__(self) -> None:
         self.begun, self._may_end = threading.Event(), threading.Event()
@@ -33,8 +33,8 @@ class Slow:
         assert self._may_end.wait(PATIENCE_S)
 
     async def end_after(self, task: asyncio.Task[Any], what: Callable[[], object]) -> None:
-        """Call `what` while the thread works; let it return after `task` has had time to continue
-        without it."""
+        """Call `what` while the thread is in this function; let the function return only after
+        `task` has had time to continue without it."""
         assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
         what()
         await asyncio.wait([task], timeout=A_WHILE_S)

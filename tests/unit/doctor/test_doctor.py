@@ -101,7 +101,7 @@ def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **conf
 
 
 def results(host: Machine) -> dict[str, CheckResult]:
-    """Return the results with a problem, by code."""
+    """Return a dict: code -> result with a problem."""
     results = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
     assert len({f.code for f in results}) == len(results)
     assert all(f.observation and f.effect for f in results)

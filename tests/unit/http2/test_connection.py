@@ -134,8 +134,8 @@ def test_requests_may_have_no_body_or_end_with_trailers(pair: Pair) -> None:
 
 
 def test_long_responses_wait_for_the_windows(pair: Pair) -> None:
-    """The responses are larger than both windows. The rest follows as the client enlarges the
-    windows, several streams in turn."""
+    """The responses are larger than the windows of the connection and of their streams. Their rest
+    is sent as the client enlarges these windows, several streams in turn."""
     bodies = {}
     for number in range(3):
         stream_id = pair.request()

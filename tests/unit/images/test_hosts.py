@@ -292,7 +292,8 @@ def test_an_invalid_file_affects_only_its_registry(tmp_path: Path) -> None:
 
 
 def test_docker_io_is_the_registry_not_the_web_site(tmp_path: Path) -> None:
-    """The documentation hosts.md of containerd has `server = "https://docker.io"`."""
+    """`server = "https://docker.io"`, as in containerd's page hosts.md, means the registry
+    https://registry-1.docker.io."""
     write(
         tmp_path,
         "docker.io",

@@ -26,8 +26,8 @@ class Clock:
 def overdue_after_s(
     watch: Watch, clock: Clock, bytes_per_s: int, limit_s: int = 3600
 ) -> int | None:
-    """Report `bytes_per_s` to the watch every second; return after how many seconds it is overdue,
-    None if never."""
+    """Report `bytes_per_s` to the watch every second; return the number of seconds after which the
+    watch is overdue, None if it never is."""
     for second in range(1, limit_s):
         clock.now_s += 1
         watch.arrived(bytes_per_s)
@@ -49,7 +49,7 @@ def test_a_source_of_a_kibibyte_a_second_never_stalls(bytes_per_s: int) -> None:
 
 
 def test_other_progress_begins_a_new_period() -> None:
-    """Bytes that arrived before this progress do not count in the new period."""
+    """After progress that is not counted in bytes, the bytes received before it no longer count."""
     clock = Clock()
     watch = Watch(TIMEOUT_S, "", clock)
     watch.arrived(PROGRESS_BYTES_PER_S * TIMEOUT_S - 1)

@@ -772,7 +772,8 @@ async def test_connections_with_endless_requests_are_closed_for_new_connections(
 async def test_incomplete_requests_of_all_clients_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each request fits into the initial window of its stream."""
+    """Requests beyond the limit for all together are refused, although each fits into the initial
+    window of its stream."""
     monkeypatch.setattr(shared, "LARGE_LIMIT_BYTES", 1 << 20)
     part = grpc_framing.prefix(60_000) + bytes(16_000)
     async with Raw(world) as raw:

@@ -15,7 +15,8 @@ PARENT = "kubepods-pod1.slice"
 
 
 class Groups:
-    """A folder in the place of the cgroup tree, with the files that are read."""
+    """A folder in the place of the cgroup tree, with the memory.events files that `KillCounts`
+    reads."""
 
     def __init__(self, root: Path) -> None:
         self.parent = root / PARENT
@@ -116,8 +117,8 @@ def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: G
 
 
 def test_a_kill_below_a_shared_parent_may_be_another_pods(groups: Groups) -> None:
-    """The kill may be that of another pod's container, so it counts for this container only if its
-    exit code is that of a kill."""
+    """A kill below the parent may be that of another pod's container: it counts for this container
+    only if this container's exit code is that of a kill."""
     counts, container, other = KillCounts(), groups.add("c"), groups.add("of-another-pod")
     groups.add("pause-of-another-pod")
     counts.watch(container)

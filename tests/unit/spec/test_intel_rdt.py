@@ -100,8 +100,8 @@ def test_a_monitoring_group_is_created(tree: Tree) -> None:
 
 
 def test_only_groups_of_the_container_are_removed(tmp_path: Path) -> None:
-    """rmdir(2) of a resctrl group removes its files too; empty folders show which ones are
-    removed."""
+    """Empty folders stand for the groups, because rmdir(2) of a resctrl group removes its files
+    too."""
     for name in ("gold/mon_groups/box", "box"):
         (tmp_path / name).mkdir(parents=True)
     rdt.leave({"closID": "gold", "enableMonitoring": True}, "box", str(tmp_path))

@@ -257,8 +257,8 @@ def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> An
 def test_a_line_of_passwd_is_parsed_like_runc(
     tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids
 ) -> None:
-    """runc's result is expected, but lines that runc would read as root by mistake are skipped. The
-    test compares with glibc."""
+    """The result is runc's, except that lines that runc would read as root by mistake are skipped.
+    glibc's result is checked, too."""
     file = tmp_path / "passwd"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetpwent", _Passwd, file)
@@ -277,7 +277,7 @@ def test_a_line_of_group_is_parsed_like_runc(
     runc: int | None,
     ours: int | None,
 ) -> None:
-    """runc's result is expected, but a line with an invalid number is skipped."""
+    """The result is runc's, except that a line with an invalid number is skipped."""
     file = tmp_path / "group"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetgrent", _Group, file)

@@ -404,7 +404,8 @@ def test_default_mounts_that_a_request_covers_are_left_out(
 
 
 def test_a_volume_of_an_image_covers_no_default() -> None:
-    """The volumes are the image's, not the pod's."""
+    """A VOLUME at /sys/fs of the image keeps the default mount /sys/fs/cgroup, which a host path
+    mounted there would remove."""
     volume = mounts.MountRequest(
         api.Mount(container_path="/sys/fs"), "/sys/fs", source="/c/volumes/0"
     )

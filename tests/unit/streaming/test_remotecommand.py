@@ -137,7 +137,7 @@ async def test_old_clients_get_the_status_as_text_or_not_at_all(code: int, text:
 async def test_the_client_gets_the_error_of_a_session_that_cannot_be_opened(
     error: Error, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log has the error when the node is its cause."""
+    """An error that the node has caused is also logged."""
 
     async def nothing() -> Process:
         raise error

@@ -226,7 +226,8 @@ def conversation() -> tuple[bytes, list[Event]]:
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Returns the events with adjoining data of a stream joined, because cuts may split data."""
+    """Returns the events with consecutive data events of a stream joined into one, because cuts may
+    split data."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None

@@ -156,8 +156,8 @@ def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -
 
 
 def test_calls_share_a_time_axis() -> None:
-    """The first call takes the first quarter of the time, the second comes at the end and is the
-    shortest that is visible."""
+    """The bar of the first call takes the first quarter of the axis; the bar of the second, at its
+    end, has the smallest visible width."""
     calls = [
         call(spans=[], duration_ms=250.0),
         call(spans=[], started_at_ns=10**18 + 999_999_000, duration_ms=0.001),

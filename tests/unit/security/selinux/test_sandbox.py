@@ -34,7 +34,8 @@ def services(policy: Any = POLICY, categories: int = 2) -> Services:
 
 
 def test_a_level_is_free_again_when_no_sandbox_has_it() -> None:
-    """The policy has two categories, so there is only one level."""
+    """A second sandbox is refused until the first is gone: the policy has two categories, so there
+    is only one level."""
     server, first, second = services(), sandbox(), sandbox()
     with labelled(server, first):
         assert first.selinux.level == "s0:c0,c1"

@@ -118,7 +118,8 @@ def test_the_label_of_the_pause_process_is_written(calls: Calls) -> None:
 
 
 def test_the_memfd_of_the_pause_process_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The label of a file in memory is stored also without SELinux."""
+    """The test needs no SELinux, because the kernel stores the label of a file in memory without
+    it, too."""
     import os
 
     monkeypatch.setattr(pause, "_pause", None)
@@ -155,7 +156,7 @@ def sources_descriptors() -> Iterator[Any]:
 
 
 def test_the_overlay_by_mount_has_its_label_in_quotes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A label has commas, at which mount(2)'s options are split."""
+    """Without the quotes, mount(2) would split its options at the commas of the label."""
     mount_calls: list[Any] = []
     monkeypatch.setattr(detached, "_in_mount_namespace", contextlib.nullcontext)
     monkeypatch.setattr(detached.os, "chdir", lambda path: None)
