@@ -32,7 +32,8 @@ DRAWN = {
 
 
 def block(results: Sequence[Result]) -> str:
-    """Return the README's part: a picture, place and time of each result, and one table of all."""
+    """Return the README's part: the chart, the machine and time of each result, and one table of
+    all."""
     first = results[0]
     text = [BEGIN, f"![Time and cost of each step, side by side]({CHART})", ""]
     if all(result.where == first.where for result in results):

@@ -121,7 +121,8 @@ class Side:
         return cached(_files(self.store / "images/tars"))
 
     def wait_until_dropped(self) -> None:
-        """Wait until our server has dropped tars' pages; files on a tmpfs stay in memory."""
+        """Wait until our server has dropped its layers' tars from the page cache; files on a tmpfs
+        stay in memory."""
         before = self.cached_tars()
         wait_until(
             lambda: not before or self.cached_tars() < before / 10, TARS_DROPPED_S, every_s=5

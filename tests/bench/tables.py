@@ -30,7 +30,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a run: servers, place, time, and groups of rows by their title."""
+    """The result of a run. `where`: time, machine and servers; `what`: what was measured; `groups`:
+    title -> rows."""
 
     names: Sequence[str]
     versions: Sequence[str]

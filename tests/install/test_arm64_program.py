@@ -67,8 +67,8 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_the_program_starts_from_its_snapshot(program: list[str]) -> None:
-    """On arm64 the linker copies variables of the C library into the program's data
-    (R_AARCH64_COPY), also one that the library has in read-only memory."""
+    """The program starts although on arm64 the linker copies variables of the C library into the
+    program's data (R_AARCH64_COPY), also one that the library has in read-only memory."""
     done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("pyrunc version ")

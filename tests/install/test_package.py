@@ -108,7 +108,8 @@ def test_purge_leaves_nothing(installed: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_readmes_commands_start_the_server_where_no_systemd_runs(installed: Path) -> None:
-    """The package cannot be removed while the server runs."""
+    """While the server runs, apt can neither remove nor purge the package; afterwards a purge
+    succeeds."""
     (block,) = documents.blocks("../README.md", "Without systemd")
     network, server = block.splitlines()[:2]
     assert "10-pyrunc.conflist" in network and "pyrunc-cri serve" in server

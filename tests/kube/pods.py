@@ -146,7 +146,7 @@ class Kube:
         return self.get(name)
 
     def get(self, name: str) -> Manifest:
-        """Return the pod in the API server."""
+        """Return the pod's object from the API server."""
         document: Manifest = json.loads(self("get", "pod", name, "-o", "json").stdout)
         return document
 

@@ -17,7 +17,7 @@ WITHOUT_CONTROLLERS: Mapping[str, str] = {"Pod InPlace Resize Container": _V1}
 
 
 def of_this_machine() -> Mapping[str, str]:
-    """Return part of a spec's name -> the reason why it cannot pass on this machine."""
+    """Return a dict: part of a spec's name -> reason why the spec cannot pass on this machine."""
     controllers = Path("/sys/fs/cgroup/cgroup.controllers")
     has_them = controllers.exists() and {"cpu", "memory"} <= {*controllers.read_text().split()}
     return {} if has_them else WITHOUT_CONTROLLERS

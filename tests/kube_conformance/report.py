@@ -13,8 +13,8 @@ _NOT_RUN = ("skipped", "pending", "")
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of the selected specs. `failed` has their output, `limited` the reason for not
-    starting each one."""
+    """The outcome of the selected specs. `failed`: name of a spec -> its output; `limited`: name of
+    a spec -> reason for not starting it."""
 
     passed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
@@ -22,8 +22,8 @@ class Result:
     not_run: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return the summary for people: specs that did not pass by name, the counts in the last
-        line."""
+        """Return the summary for people: the names of the specs that did not pass, and in the last
+        line the counts."""
         lines = [
             *(
                 f"FAILED   {name}\n         {reason}"

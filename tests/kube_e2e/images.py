@@ -46,8 +46,8 @@ def archive() -> Path:
 
 
 def _all_of_them() -> Mapping[str, BuiltImage]:
-    """Return name -> image, for the versions that `toolchain.KUBERNETES` names in
-    test/utils/image/manifest.go."""
+    """Return a dict: name -> image, for the versions that test/utils/image/manifest.go of
+    `toolchain.KUBERNETES` names."""
     shell = build.busybox(busybox.program())
     pause = images.pause(User="65535:65535")
     (web,) = archive_images(nginx.archive()).values()

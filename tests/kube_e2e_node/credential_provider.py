@@ -1,8 +1,9 @@
 """A credential provider of kubelet (KubeletCredentialProviders) for the node's locked registry.
 
 Kubernetes' provider of the node suite asks Google for a password. This one has the registry's
-password, and refuses the same requests: as `NAMES[0]` one with a token, as `NAMES[1]` one without a
-token of the pod's service account for `AUDIENCE` or without the annotations that the spec sets.
+password, and refuses the same requests. Called as `NAMES[0]`, it refuses those with a token; called
+as `NAMES[1]`, those without a token of the pod's service account for `AUDIENCE` or without the
+annotations that the spec sets.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine
 
 
 def restarts(pods: list[dict[str, Any]]) -> dict[str, tuple[str, int]]:
-    """Return pod -> id and restarts of its container."""
+    """Return a dict: name of a pod -> (id, number of restarts) of its container."""
     return {
         pod["metadata"]["name"]: (status["containerID"], int(status["restartCount"]))
         for pod in pods

@@ -71,8 +71,8 @@ class K3sMachine(Machine, Kubectl):
         self.k3s.start(self.inside(*words))
 
     def _network(self) -> Path:
-        """Return k3s' CNI configuration, in a version that this plugin understands: k3s' own is
-        newer."""
+        """Return the file of k3s' CNI configuration, with an older `cniVersion` than k3s' own,
+        which the flannel plugin here does not understand."""
         file = self.folder / "flannel.conflist"
         flannel_plugin = {
             "type": "flannel",

@@ -17,7 +17,7 @@ AnyNode = Node | GuestNode
 
 @dataclass(frozen=True)
 class Hosts:
-    """The cluster with a web server's pod on each node; `pods` by the node's name."""
+    """The cluster with a web server's pod on each node. `pods`: name of a node -> its pod."""
 
     flannel: Flannel | GuestFlannel
     kube: Kube
@@ -75,7 +75,7 @@ def ports(node: AnyNode, bridge: str = "cni0") -> list[str]:
 
 
 def routes(node: AnyNode) -> dict[str, dict[str, Any]]:
-    """Return the node's routes by destination."""
+    """Return a dict: destination -> route of the node."""
     return {route["dst"]: route for route in _table(node, "ip -j route show")}
 
 
@@ -86,7 +86,7 @@ def forwarding(node: AnyNode, device: str) -> dict[str, str]:
 
 
 def neighbours(node: AnyNode, device: str) -> dict[str, str]:
-    """Return address -> hardware address."""
+    """Return the node's neighbour table: IP address -> hardware address."""
     return {
         n["dst"]: n["lladdr"]
         for n in _table(node, f"ip -j neigh show dev {device}")

@@ -14,8 +14,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class DetachedContainer:
-    """A container in `folder`; `group` is its cgroup as the kernel names it. `options` are global
-    ones of the runtime, `cgroups_path` is the configuration's."""
+    """A container in `folder`; `group` is its cgroup as the kernel names it. `options`: global
+    options of the runtime; `cgroups_path`: `cgroupsPath` of the configuration."""
 
     def __init__(
         self, folder: Path, identifier: str, cgroups_path: str, options: tuple[str, ...] = ()

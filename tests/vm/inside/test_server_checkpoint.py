@@ -102,7 +102,8 @@ def test_an_archive_has_the_documented_content(server: Server, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_redirected_stream_continues_in_the_log(server: Server, tmp_path: Path) -> None:
-    """During the checkpoint the shell has its own file as stdout and stderr."""
+    """After the restore the shell writes to the log, although at the checkpoint its stdout and
+    stderr are a file of the container."""
     wait = "until [ -e /go ]; do sleep 0.1; done >/own 2>/own"
     script = f"{wait}; while :; do echo after; sleep 0.1; done"
     first = server.launch(server.run_pod(), config(server, script))
@@ -179,7 +180,7 @@ def test_a_swapped_mount_source_is_not_mounted(server: Server, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_an_image_with_the_annotation_is_restored(server: Server, tmp_path: Path) -> None:
-    """`buildah add` makes such an image from an archive."""
+    """An image whose layer has the files of an archive, as `buildah add` makes it, is restored."""
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 3)
     archive = checkpoint(server, first, tmp_path / "a.tar")

@@ -170,8 +170,8 @@ def test_mounts_at_links_of_the_image_are_restored(container: Container) -> None
 def test_a_file_of_the_host_as_stdout_is_replaced_after_a_redirection(
     container: Container,
 ) -> None:
-    """After the restore the container writes to the new host file, although descriptor 1 was the
-    shell's own file at the checkpoint."""
+    """After the restore the container writes to the new host file, although at the checkpoint the
+    shell's descriptor 1 is a file of the container."""
     script = "until [ -e /go ]; do sleep 0.1; done >/own; while :; do echo after; sleep 0.1; done"
     container.make("sh", "-c", script)
     container.run()
@@ -236,8 +236,8 @@ def test_a_paused_container_can_be_checkpointed(container: Container) -> None:
 
 @pytest.mark.parametrize("redirection", ["", ">/own 2>/own"])
 def test_an_attached_restore_uses_new_pipes(container: Container, redirection: str) -> None:
-    """Output after the restore comes from `restore`, whose exit code is the program's. At the
-    checkpoint the shell may have its own files as descriptors 1 and 2."""
+    """Output after the restore comes from `restore`, whose exit code is the program's, even if at
+    the checkpoint the shell's descriptors 1 and 2 are files of the container."""
     wait = f"until [ -e /go ]; do sleep 0.1; done {redirection}"
     container.make("sh", "-c", f"echo before; touch /said; {wait}; echo after; exit 3")
     runtime = [str(commands.PYRUNC), "run", "--bundle", str(container.bundle), container.id]
@@ -289,8 +289,8 @@ def test_a_container_with_a_network_namespace_by_path_is_restored(container: Con
 
 
 def test_a_restored_cgroup_belongs_to_its_user_again(container: Container) -> None:
-    """An ordinary user may write to the visible tree: the group belongs to that user, its limits do
-    not."""
+    """The container's ordinary user owns the restored group and may make groups below it, but does
+    not own its limits."""
 
     def change(config: dict[str, Any]) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}

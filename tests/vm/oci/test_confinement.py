@@ -86,7 +86,7 @@ def test_a_profile_that_is_not_loaded_is_an_error(container: Container) -> None:
 
 
 def test_mapped_mounts_keep_their_owners(container: Container) -> None:
-    """Files of a host directory keep their owners outside and have the container's inside."""
+    """In the container, the files of a host directory have the same owner ids as on the host."""
     shared = container.folder / "shared"
     shared.mkdir()
     (shared / "of-root").touch()

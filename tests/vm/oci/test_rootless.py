@@ -21,8 +21,8 @@ Change = Callable[[dict[str, Any]], None]
 
 
 def rootless(maps: list[tuple[int, int, int]], *, limits: bool = False) -> Change:
-    """Return a configuration like that of `spec --rootless`, with (id inside, outside, count) of
-    each mapping."""
+    """Return a function that changes a configuration to one like that of `spec --rootless`. `maps`:
+    (id inside, id outside, count) of each mapping."""
 
     def change(config: dict[str, Any]) -> None:
         linux = config["linux"]

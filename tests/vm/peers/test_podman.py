@@ -64,7 +64,8 @@ def checkpoint_theirs(podman: Podman, *options: str) -> None:
 def test_an_archive_of_podman_is_restored(
     server: Server, podman: Podman, tmp_path: Path, compression: str
 ) -> None:
-    """The root has the mode 0555, because the image does not name one. zstd is podman's default."""
+    """The restored root folder has the mode 0555, because the container image names no mode for it.
+    zstd is the default compression of podman."""
     archive = tmp_path / "theirs.tar"
     checkpoint_theirs(podman, "--compress", compression, "--export", str(archive))
     container = restore(server, archive, config(server))

@@ -46,8 +46,7 @@ def outside(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def volume(tmp_path: Path, outside: Path) -> Iterator[Path]:
-    """Make links out of the volume, mounts of all kinds, a FIFO, and folders deeper than a path may
-    be."""
+    """Provide a volume with links and mounts that lead out of it, a tmpfs and a FIFO."""
     volume = tmp_path / "volume"
     for name in ("folder/deep", "bind", "tmpfs"):
         (volume / name).mkdir(parents=True)
@@ -73,7 +72,7 @@ def volume(tmp_path: Path, outside: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def bottom(volume: Path) -> Iterator[int]:
-    """Return a descriptor of the deepest folder of the volume."""
+    """Make folders in the volume, deeper than a path may be; return a descriptor of the deepest."""
     folder = os.open(volume, os.O_RDONLY)
     for _ in range(DEPTH):
         os.mkdir("d" * 100, dir_fd=folder)
@@ -89,8 +88,8 @@ def test_relabelling_a_hostile_volume_stays_inside(
     server: Server, volume: Path, outside: Path, bottom: int
 ) -> None:
     """The volume is relabelled for two pods, one after the other, while entries are swapped with
-    links. Each time the bottom and the FIFO get the pod's label, and targets of links and mounts
-    keep their own."""
+    links. Each time the deepest folder and the FIFO get the pod's label, and targets of links and
+    mounts keep their own."""
     mount = api.Mount(container_path="/volume", host_path=str(volume), selinux_relabel=True)
     untouched = [outside, outside / "file", volume / "tmpfs"]
     before = {path: label_of(path) for path in untouched}
