@@ -185,7 +185,7 @@ async def test_an_interrupted_blob_of_a_server_without_ranges_starts_again(
         (
             Fault("/v2/", status=307, headers={"Location": "http://u:p@127.0.0.1/"}),
             PeerError,
-            "has a user name",
+            "a URL with a user name is not followed",
         ),
         (Fault("/v2/", status=302), PeerError, "unexpected status 302"),
         (Fault("/v2/", status=401), PeerError, "no supported login method"),
