@@ -47,8 +47,8 @@ class PodRanges:
         PodRangesFile(parsed).write(self._folder, durable=True)
 
     def _read(self) -> tuple[str, ...]:
-        """Return the stored CIDRs. A damaged record counts as empty, since kubelet will send them
-        again."""
+        """Return the stored CIDRs. A damaged record counts as empty, since kubelet will send the
+        CIDRs again."""
         try:
             return parse(PodRangesFile.read(self._folder).subnets)
         except NotFound:

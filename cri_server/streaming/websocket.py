@@ -159,7 +159,7 @@ class Messages:
 
 class WebSocketChannel:
     """One channel of a WebSocket session. The task that owns the channel writes to the client with
-    `write` (of `Outbound`), and reads the client's data from `inbound`."""
+    `write`, and reads the client's data from `inbound`. An `Outbound`."""
 
     def __init__(self, channels: Channels, number: int) -> None:
         self._channels, self.number = channels, number

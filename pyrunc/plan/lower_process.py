@@ -395,10 +395,11 @@ def argument_sizes(args: Sequence[str], env: Sequence[str]) -> str:
 
 def execute(low: Lowering, op: m.Execute) -> None:
     """Emit calls that close descriptors and then execute the container's command. These descriptors
-    stay open: stdio, the next `op.preserve` ones and, until execve, the socket for errors.
+    stay open: stdio, `op.preserve` descriptors from 3 on and, until execve, the socket for errors.
 
-    If execve fails, the program sends the error to `start` on its connection or, in a plan without
-    `start`, to the parent on the synchronisation socket.
+    If execve fails, the program sends the error to the process `pyrunc start`, which is connected
+    to it. In a plan without `start` it sends the error to the parent, on the synchronisation
+    socket.
     """
     a = low.a
     # The socket for errors stays open; execve closes it.

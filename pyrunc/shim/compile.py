@@ -146,11 +146,11 @@ class ContainerCompiler:
         self._parts.end("read and parse")
 
     def fork_first(self) -> Callable[[], Prepared] | None:
-        """Return the function that a fork of the shim must run before `compile`, because the
-        function waits for other processes. None when there is nothing to do.
+        """Return a function that must run before `compile`; None when there is nothing to do. The
+        function waits for other processes, so a fork of the shim runs it.
 
-        With the systemd driver the function makes the cgroup. For a container that another runtime
-        starts or CRIU restores, it opens the mounts.
+        With the systemd driver it makes the cgroup. For a container that another runtime starts or
+        CRIU restores, it opens the container's root and mounts.
         """
         if self._file.runtime or self._file.restore:
             return self._open_places
@@ -268,8 +268,8 @@ class PauseCompiler:
         self._request = PauseRequest.read(sandbox_dir)
 
     def fork_first(self) -> Callable[[], Prepared] | None:
-        """Return the function that a fork of the shim must run before `compile`: with the systemd
-        driver, it makes the cgroup. None with cgroupfs."""
+        """Return a function that a fork of the shim must run before `compile`. It makes the cgroup
+        with the systemd driver. None with cgroupfs."""
         if self._request.cgroup.driver != "systemd":
             return None
         group = naming.place(self._request.cgroups_path, self._id, "systemd")
@@ -345,8 +345,8 @@ def _used(launch: Launch, descriptors: NamedDescriptors) -> list[int]:
 
 
 def _open_place(place: PreparedMount, request: CreateRequest, descriptors: NamedDescriptors) -> int:
-    """Open the mount that the shim will attach at `place.place`. Raises KernelError, OSError,
-    InvalidArgument."""
+    """Open the mount that the shim will attach at the path `place.place`; return its descriptor.
+    Raises KernelError, OSError, InvalidArgument."""
     if place.source:
         return _clone_source(place, request)
     linux = request.spec.linux

@@ -111,9 +111,9 @@ class StreamTurn:
 
 @dataclass(slots=True)
 class _Waiter:
-    """A stream that waits for a turn. `granted`: done when the stream gets a turn. `timeout`: ends
-    the waiting; it is extended whenever another stream gives back a turn. `limit`: the latest end
-    of the waiting, in seconds of the loop's clock."""
+    """A stream of a blob that waits for its turn to be decoded. `granted`: done when it gets the
+    turn. `timeout`: ends the wait; it is extended whenever another stream gives back a turn.
+    `limit`: when the wait ends at the latest, in seconds of the loop's clock."""
 
     granted: asyncio.Future[None]
     timeout: asyncio.Timeout
