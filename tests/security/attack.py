@@ -81,10 +81,10 @@ class Canary:
 
 
 class Outside:
-    """The state of the host that a container could damage, at one moment. The ledger compares
-    mounts."""
+    """A snapshot of sysctls and of /dev/null of the host, which a container could damage."""
 
     def __init__(self) -> None:
+        # The ledger compares mounts.
         self.facts: dict[str, Any] = {
             name: Path(name).read_text() for name in SETTINGS if Path(name).exists()
         }
@@ -99,8 +99,8 @@ class Outside:
 
 
 class Swapping:
-    """Exchange `first` and `second` continuously during the block; `count` is the number of
-    exchanges."""
+    """Exchanges the names `first` and `second` continuously during the `with` block; `count` is the
+    number of exchanges."""
 
     def __init__(self, probe: Path, first: Path, second: Path, pause_us: int = 0) -> None:
         self.command = [str(probe), "swap", str(first), str(second), str(pause_us)]

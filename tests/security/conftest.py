@@ -1,9 +1,5 @@
-"""Fixtures of attacks: a runtime with a root filesystem that may be damaged, the hostile program,
-and a canary on the host.
-
-The ledger of tests/conftest.py covers other folders only, so this one takes its own: an attack must
-leave nothing.
-"""
+"""Fixtures of attacks: a runtime with a root filesystem that tests may damage, the hostile program,
+and a canary on the host."""
 
 from __future__ import annotations
 
@@ -27,13 +23,14 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def nothing_left_by_attacks() -> Iterator[None]:
+    # The ledger fixture of tests/conftest.py covers other folders only.
     with ledger.nothing_left("the test"):
         yield
 
 
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the hostile program, static."""
+    """Return the path of the hostile program, compiled statically from probe.c."""
     program = tmp_path_factory.mktemp("probe") / "probe"
     subprocess.run(["gcc", "-O1", "-static", "-Wall", "-o", program, HERE / "probe.c"], check=True)
     return program
@@ -55,9 +52,9 @@ def template(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Path:
 
 @pytest.fixture
 def rootfs(tmp_path: Path, template: Path) -> Path:
-    """Make a root filesystem for this test, with the hostile program in /bin. Its files are hard
-    links to those of `template`, except for passwd and group."""
+    """Make a root filesystem for this test, with the hostile program in /bin."""
     image = tmp_path / "image"
+    # All files but passwd and group are hard links to those of `template`.
     shutil.copytree(template, image, symlinks=True, copy_function=os.link)
     for name in ("passwd", "group"):
         content = (image / "etc" / name).read_text()
@@ -84,7 +81,7 @@ def canary(tmp_path: Path) -> Iterator[Canary]:
 
 @pytest.fixture(autouse=True)
 def outside_is_as_before() -> Iterator[None]:
-    """Check that sysctls, mounts and device files of the host are unchanged after the test."""
+    """Check that sysctls and /dev/null of the host are unchanged after the test."""
     before = Outside()
     yield
     assert Outside() == before
@@ -92,7 +89,7 @@ def outside_is_as_before() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Provide a CRI server on folders that existed before, writable by everyone, under umask 0."""
+    """Provide a CRI server that was started under umask 0 with existing folders of mode 0777."""
     set_child_subreaper(False)
     server = Server(network=False)
     for folder in (server.root, server.state):
@@ -112,5 +109,5 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def host_pod(server: Server) -> str:
-    """Return a pod with host networking."""
+    """Return the id of a pod with host networking."""
     return server.run_pod(server.pod_config("victim"), host_network=True)

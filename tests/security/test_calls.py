@@ -1,7 +1,7 @@
-"""Attacks with system calls that a container must not be able to make, by any of the kernel's
-entries.
+"""Attacks with system calls that a container must not be able to make, through any of the kernel's
+system call tables.
 
-Classes: seccomp bypass by the x32 and i386 tables, TIOCSTI (CVE-2016-2568 kin), keyrings (shared
+Classes: seccomp bypass by the x32 and i386 tables, TIOCSTI (like CVE-2016-2568), keyrings (shared
 session keys), calls that the server's default profile, capabilities and no-new-privileges allow.
 """
 
@@ -41,10 +41,9 @@ def denying(*names: str, architectures: list[str] | None = None) -> dict[str, An
 @x86
 @pytest.mark.parametrize("where", ["run", "exec"])
 def test_a_filter_covers_the_x32_and_i386_tables(runtime: Runtime, where: str) -> None:
-    """Seccomp bypass: the filter denies mkdir for x86-64, and the attacker calls mkdir by its x32
-    number and through the i386 gate. The folder is not made, and the kernel kills the process
-    (SIGSYS: 159) for a table that the profile does not name. Without a filter the i386 call makes
-    the folder."""
+    """Seccomp bypass: the filter denies mkdir for x86-64, and the container calls mkdir by its x32
+    number and through the i386 gate. No folder is made: the kernel kills a process that uses a
+    table that the profile does not name."""
 
     def call(how: str, profile: dict[str, Any] | None) -> tuple[int, str]:
         words = ("sh", "-c", f"probe call {how} /dev/shm/made; echo $?; ls /dev/shm")
@@ -58,18 +57,19 @@ def test_a_filter_covers_the_x32_and_i386_tables(runtime: Runtime, where: str) -
     assert call("native", denying("mkdir"))[1] == "native EPERM\n0\n"
     for how in ("x32", "i386"):
         out = call(how, denying("mkdir"))[1]
+        # 128 + SIGSYS
         assert out.splitlines() == ["159"], (how, out)
     both = denying("mkdir", architectures=["SCMP_ARCH_X86_64", "SCMP_ARCH_X86", "SCMP_ARCH_X32"])
     assert call("i386", both)[1] == "i386 EPERM\n0\n"
     assert call("x32", both)[1] == "x32 EPERM\n0\n"
+    # Without a filter the i386 call makes the folder.
     assert call("i386", None)[1] == "i386 DONE\n0\nmade\n"
 
 
 def test_a_container_cannot_type_into_the_callers_terminal(runtime: Runtime) -> None:
     """TIOCSTI: a container without its own terminal gets the caller's as stdin, types a command
     into it and tries to make it its controlling terminal (TIOCSCTTY). Both calls fail with EPERM,
-    although the kernel permits TIOCSTI to the terminal's own session (the test tries it), and the
-    terminal has no input."""
+    and the terminal has no input."""
     box, probe = runtime.box("probe", "type", "echo evil\n"), runtime.rootfs / "bin/probe"
     command = runtime.command("run", "--bundle", str(box.folder), box.id)
     results = {}
@@ -88,14 +88,14 @@ def test_a_container_cannot_type_into_the_callers_terminal(runtime: Runtime) -> 
         os.close(master)
         results[name] = ((runtime.folder / f"{name}.tty").read_text().splitlines(), echoed)
     assert results["container"] == (["sti EPERM", "sctty EPERM"], b"")
+    # The kernel permits TIOCSTI to the terminal's own session.
     if int(Path("/proc/sys/dev/tty/legacy_tiocsti").read_text()):
         assert results["own"][0][0] == "sti DONE"
 
 
 def test_a_container_types_only_into_its_own_terminal(runtime: Runtime, tmp_path: Path) -> None:
-    """TIOCSTI with a terminal: typed bytes reach only the container's pty. The master reads them
-    back as the container's output, and the caller has no other terminal of the container: /dev/pts
-    inside holds one."""
+    """TIOCSTI by a container with a terminal: typed bytes reach only its own pty, which is the only
+    terminal in its /dev/pts."""
     change = {"terminal": True}
     box = runtime.box(
         "sh",
@@ -113,8 +113,7 @@ def test_a_container_types_only_into_its_own_terminal(runtime: Runtime, tmp_path
 @x86
 def test_a_container_cannot_find_keys_of_the_caller(runtime: Runtime) -> None:
     """Keyrings: the caller has a key in its session keyring, and the container has the same uid. A
-    search of the session fails with ENOKEY, by run and exec. With --no-new-keyring the search
-    succeeds, which proves that the key exists."""
+    search for the key by the container fails with ENOKEY, by run and exec."""
     script = (
         "import ctypes, os, sys; l = ctypes.CDLL(None); l.syscall(250, 1, b'callers-session', 0, 0,"
         " 0); l.syscall(248, b'user', b'callers-secret', b'x', 1, -3); os.execv(sys.argv[1],"
@@ -127,6 +126,7 @@ def test_a_container_cannot_find_keys_of_the_caller(runtime: Runtime) -> None:
     box = wrapped.box("sleep", "60").up()
     assert wrapped.run(*search).ok().out == "key ENOKEY\n"
     assert wrapped("exec", box.id, *search).ok().out == "key ENOKEY\n"
+    # In the caller's keyring the search succeeds, which proves that the key exists.
     open_box = wrapped.box(*search)
     result = wrapped("run", "--no-new-keyring", "--bundle", str(open_box.folder), open_box.id)
     assert result.ok().out == "key DONE\n"
@@ -154,9 +154,9 @@ true
 
 
 def test_attempts_of_a_container_with_default_settings_fail(runtime: Runtime) -> None:
-    """The container has the default profile, the default capabilities of `spec`, read-only and
-    masked paths. Each of these attempts fails, and the host's name stays the same (a fixture checks
-    it around each test)."""
+    """A container has the default seccomp profile and the capabilities, read-only and masked paths
+    of `pyrunc spec`. Its attempts to mount, reboot, load modules, … fail, and the host's name stays
+    the same."""
     profile = runtime_default([], platform.machine())
     out = runtime.shell(
         CONTAINED, seccomp=profile, maskedPaths=[*MASKED_PATHS], readonlyPaths=READONLY_PATHS
@@ -164,19 +164,22 @@ def test_attempts_of_a_container_with_default_settings_fail(runtime: Runtime) ->
     kinds = [
         line for line in out.splitlines() if line.startswith("OPEN") and line not in ("OPEN kcore",)
     ]
+    # A fixture checks the host's name around each test.
     assert kinds == [], out
 
 
 @x86
 def test_closed_socket_families_cannot_be_opened(runtime: Runtime) -> None:
-    """CVE-2026-31431: the attacker opens AF_ALG (38) and AF_VSOCK (40) by socket(2) of each table
-    and by i386's socketcall(2), whose family lies behind a pointer that no filter can follow. None
-    of the calls opens a socket. The calls that a filter can judge open AF_UNIX, and the multiplexer
-    still serves existing sockets."""
+    """CVE-2026-31431: the attacker opens AF_ALG and AF_VSOCK sockets by socket(2) of the x86-64 and
+    i386 tables and by i386's socketcall(2). Each call fails, while socket(2) still opens AF_UNIX
+    sockets."""
     profile = runtime_default([], platform.machine())
+    # AF_ALG and AF_VSOCK. The family of socketcall(2) lies behind a pointer that no filter can
+    # follow.
     for family in (38, 40):
         out = runtime.shell(f"probe sockets {family}; true", seccomp=profile).out.splitlines()
         assert out[:3] == ["native EPERM", "i386 EPERM", "socketcall ENOSYS"], out
+    # AF_UNIX. For existing sockets socketcall(2) still works: EINVAL comes from listen.
     out = runtime.shell("probe sockets 1; true", seccomp=profile).out.splitlines()
     assert out == ["native DONE", "i386 DONE", "socketcall ENOSYS", "listen EINVAL"], out
     assert runtime.shell("probe sockets 1; true").out.splitlines()[2] == "socketcall DONE", (
@@ -202,8 +205,8 @@ def test_no_new_privileges_applies_to_exec(runtime: Runtime, rootfs: Path) -> No
 
 
 def test_errors_have_no_escape_sequences_of_a_container(runtime: Runtime) -> None:
-    """Names from configurations appear in error messages and logs and have escape sequences. No
-    control character reaches the caller's terminal, and the JSON log has one object per line."""
+    """Arguments, working directories and variables with terminal escape sequences appear in error
+    messages. No control character reaches the caller's terminal or the log."""
     evil = "\x1b]0;owned\x07\x1b[2J\r\nlevel=info msg=fake"
     log = runtime.folder / "log.json"
     for change in ({"args": [evil]}, {"cwd": "/" + evil}, {"env": [evil.replace("=", "")]}):
@@ -222,8 +225,8 @@ def test_errors_have_no_escape_sequences_of_a_container(runtime: Runtime) -> Non
 
 
 def test_tables_have_no_escape_sequences_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process chooses its own arguments, an image its names; `pyrunc-cri run` and `ps` print
-    them. None of their control characters is printed, and the columns stay aligned."""
+    """Arguments of processes and names of images contain terminal escape sequences. `pyrunc-cri`
+    prints none of their control characters in tables and JSON, and columns stay aligned."""
     evil = "\x1b]0;owned\x07\x1b[2J\r\n\x9b31m"
     with subprocess.Popen(["sh", "-c", "read x", evil], stdin=subprocess.PIPE) as process:
         arguments = Path(f"/proc/{process.pid}/cmdline")

@@ -2,7 +2,7 @@
 
 Classes: CVE-2023-25809 (a writable cgroup tree), CVE-2022-0492 (release_agent), traversal by
 `unified`, huge page sizes, exec --cgroup and cgroupsPath (runc #4103, crun 1.28), device rules,
-/dev/shm and mqueue, keyrings.
+/dev/shm and mqueue, System V objects.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ def groups() -> set[str]:
     ],
 )  # fmt: skip
 def test_names_of_limits_cannot_be_other_files(runtime: Runtime, resources: dict[str, Any]) -> None:
-    """runc #4103: names of limits become names of files. Names that lead to other files are
-    refused, and our own process stays in its group, from which a 0 in the root's cgroup.procs would
-    have moved it."""
+    """runc #4103: names of limits in config.json become names of cgroup files. Names that lead to
+    other files are refused, and the caller's process stays in its cgroup."""
     before = Path("/proc/self/cgroup").read_text()
 
     def change(config: Config) -> None:
         config["linux"]["resources"].update(resources)
 
     refused(runtime.run("true", change=change))
+    # A 0 in the root's cgroup.procs would have moved this process.
     assert Path("/proc/self/cgroup").read_text() == before
 
 
@@ -72,8 +72,8 @@ def test_names_of_limits_cannot_be_other_files(runtime: Runtime, resources: dict
     ],
 )
 def test_the_cgroups_path_cannot_leave_the_tree(runtime: Runtime, path: str) -> None:
-    """Class of a crun 1.28 defect: cgroupsPath has `..`. Nothing is made outside of the cgroup
-    tree, and the root group never becomes a container's group."""
+    """As in crun 1.28, cgroupsPath climbs by `..`, or is the root. Nothing is made outside of the
+    cgroup tree, and the root cgroup never becomes a container's cgroup."""
 
     def change(config: Config) -> None:
         config["linux"]["cgroupsPath"] = path
@@ -90,9 +90,10 @@ def test_the_cgroups_path_cannot_leave_the_tree(runtime: Runtime, path: str) -> 
 def test_commands_refuse_the_root_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    """A container's group is the root of the tree (cgroupsPath `x:y:-.slice` with systemd, or a
-    tampered state.json): ending this container would end every process of the machine. Each command
-    refuses. The tree is a plain folder here, so that a missing check does no harm."""
+    """A container's cgroup is the root of the tree (cgroupsPath `x:y:-.slice` with systemd, or a
+    tampered state.json), so that ending the container would end every process of the machine. Each
+    command refuses."""
+    # In a plain folder a missing check does no harm.
     monkeypatch.setattr(tree, "_root", str(tmp_path))
     (tmp_path / "cgroup.procs").write_text("")
     for verb in (Cgroup.create, Cgroup.kill, Cgroup.freeze, Cgroup.remove):
@@ -106,8 +107,8 @@ def test_commands_refuse_the_root_group(
     ["../../", "..", "/..", "../..", "x/../../..", "/../../../proc", "memory:../../x", "a\0b"],
 )
 def test_the_group_of_an_exec_stays_below_the_containers(runtime: Runtime, where: str) -> None:
-    """Class of crun 1.28 and 1.29 defects: exec --cgroup has a path that climbs out. The command
-    fails, or the process is below the container's group."""
+    """As in crun 1.28 and 1.29, the path of `exec --cgroup` climbs out of the container's cgroup.
+    The command fails."""
     if "\0" in where:
         return
     box = runtime.box("sleep", "60").up()
@@ -116,8 +117,8 @@ def test_the_group_of_an_exec_stays_below_the_containers(runtime: Runtime, where
 
 
 def test_a_container_sees_only_its_own_part_of_the_tree(runtime: Runtime) -> None:
-    """CVE-2023-25809: /sys/fs/cgroup of a container begins at the container's own group and is
-    read-only. The container can neither see nor write to groups of the host, also with a user
+    """CVE-2023-25809: /sys/fs/cgroup of a container begins at the container's own cgroup and is
+    read-only. The container can neither see nor write to cgroups of the host, also with a user
     namespace."""
     script = (
         "cat /proc/self/cgroup | grep ^0; ls /sys/fs/cgroup | grep -c slice; (echo 0 >"
@@ -143,9 +144,9 @@ def test_a_container_sees_only_its_own_part_of_the_tree(runtime: Runtime) -> Non
 
 
 def test_groups_deeper_than_a_path_are_counted_and_removed(runtime: Runtime) -> None:
-    """A container that owns its cgroup tree nests groups deeper than a path may be long and than
-    calls of an interpreter may nest, and hides a process in the last one. The process is counted
-    and killed, and no group remains."""
+    """A container that owns its cgroup tree nests 1,100 cgroups, deeper than PATH_MAX and Python's
+    recursion limit, and hides a process in the last one. `ps` lists the process, `delete` kills it,
+    and no cgroup remains."""
     script = (
         "cd /sys/fs/cgroup; i=0; while [ $i -lt 1100 ]; do mkdir deeper && cd -P deeper || exit 1;"
         " i=$((i+1)); done;sleep 1000 & echo $! > cgroup.procs; echo made; wait"
@@ -163,9 +164,9 @@ def test_groups_deeper_than_a_path_are_counted_and_removed(runtime: Runtime) -> 
 
 
 def test_a_container_cannot_set_a_release_agent(runtime: Runtime) -> None:
-    """CVE-2022-0492: root of a container mounts a v1 hierarchy in a new user namespace to write its
-    release_agent. The kernel refuses both the mount and the write, with the default capabilities
-    and for a user with a user namespace."""
+    """CVE-2022-0492: a container mounts a v1 hierarchy in a new user namespace to write its
+    release_agent. The mount fails for root with the default capabilities and for an ordinary
+    user."""
 
     def user(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}
@@ -213,8 +214,8 @@ def test_devices_of_the_host_cannot_be_opened(runtime: Runtime, rootfs: Path) ->
 
 
 def test_shared_memory_and_queues_are_the_containers_own(runtime: Runtime) -> None:
-    """The mount table shows /dev/shm and /dev/mqueue as sticky, world-writable, nosuid, nodev and
-    noexec. They are empty although the host's /dev/shm has a file."""
+    """A container's /dev/shm and /dev/mqueue are sticky, world-writable, nosuid, nodev and noexec,
+    and empty although the host's /dev/shm has a file."""
     marker = Path("/dev/shm") / f"pyrunc-{os.getpid()}"
     marker.write_text("host")
     try:
@@ -230,8 +231,8 @@ def test_shared_memory_and_queues_are_the_containers_own(runtime: Runtime) -> No
 
 
 def test_system_v_objects_of_the_host_are_invisible(runtime: Runtime) -> None:
-    """System V objects belong to the container's IPC namespace: a segment of the host is not listed
-    inside."""
+    """A container has its own IPC namespace: its list of System V segments lacks a segment of the
+    host."""
     import ctypes
 
     libc = ctypes.CDLL(None)

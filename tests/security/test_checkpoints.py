@@ -1,8 +1,8 @@
-"""Attacks with folders of CRIU's image files from another source: CRIU, which runs as root, would
-open the files by name.
+"""Attacks with image files for CRIU from an untrusted source: CRIU, which runs as root, would open
+the files by name.
 
-Classes: CVE-2026-53489 (a link in a checkpoint, by which a file of the host is read), torn and
-foreign images. tests/vm/oci tests that real dumps are restored.
+Classes: CVE-2026-53489 (a link in a checkpoint, by which a file of the host is read), incomplete
+and foreign images. tests/vm/oci tests that real dumps are restored.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ IN_TIME_S = 5.0
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """Make a folder that looks like a dump."""
+    """Make a folder of files with the names of a CRIU dump."""
     folder = tmp_path / "images"
     folder.mkdir()
     (folder / "descriptors.json").write_text(STREAMS)
@@ -51,8 +51,8 @@ def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ..
 
 
 def spoil(images: Path, kind: str, canary: Canary) -> None:
-    """Replace an image file by another kind of file, or make CRIU's log or the link to the pre-dump
-    lead elsewhere."""
+    """Make an image file or CRIU's log a link, a pipe or a device, or let `parent`, the link to the
+    pre-dump, lead elsewhere."""
     place = images / "pages-1.img"
     place.unlink()
     if kind == "link":
@@ -120,8 +120,8 @@ def test_a_dump_does_not_write_through_links(
 def test_incomplete_dumps_are_refused(
     runtime: Runtime, images: Path, name: str, content: bytes | None
 ) -> None:
-    """The dump has no inventory or no list of streams, or its list is invalid. The error names the
-    file, and no container remains."""
+    """The dump lacks its inventory or its list of standard streams, or the list is invalid. The
+    error names the file, and no container remains."""
     (images / name).unlink()
     if content is not None:
         (images / name).write_bytes(content)
@@ -132,15 +132,15 @@ def test_incomplete_dumps_are_refused(
 def test_images_that_criu_refuses_leave_nothing(
     runtime: Runtime, images: Path, content: bytes
 ) -> None:
-    """The files are no images of CRIU. The error has CRIU's message, and neither cgroup, mount
-    namespace, state nor a CRIU process remains."""
+    """The image files are not in CRIU's format. The error has CRIU's message, and neither cgroup,
+    mount namespace, state nor a CRIU process remains."""
     (images / "inventory.img").write_bytes(content)
     restored(runtime, images, "criu")
 
 
 def test_only_pipes_and_files_of_other_mounts_are_replaced_by_descriptors() -> None:
-    """The names in a dump's list of streams become options by which CRIU replaces a file by our
-    descriptor. Only the name of a pipe (by inode) or of a file (by mount and inode) is accepted."""
+    """For each name in a dump's list of streams CRIU replaces the file by a descriptor of the
+    runtime. Only the name of a pipe (by inode) or of a file (by mount and inode) is accepted."""
     assert is_external("pipe:[123]") and is_external("file[1a:2f]")
     for name in (
         *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]",
@@ -154,9 +154,8 @@ def test_only_pipes_and_files_of_other_mounts_are_replaced_by_descriptors() -> N
 def test_masked_paths_are_looked_up_in_the_container(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """`checkpoint` checks which masked paths are files, and the image has a link to the host's
-    canary on the way. Paths that exist only on the host are not found; paths of the container
-    are."""
+    """`checkpoint` checks which masked paths are files, and a link of the image leads one of them
+    to the host's canary. Only paths within the container's root are found."""
     (rootfs / "data").symlink_to(canary.path)
     (rootfs / "folder").mkdir()
     (rootfs / "file").write_text("")

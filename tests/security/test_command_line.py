@@ -1,5 +1,5 @@
-"""Attacks on `pyrunc-cri` run by root: in folders that others may write to, and on files that a
-container changes meanwhile.
+"""Attacks on `pyrunc-cri`, run by root, through folders that other users may write to, and through
+files that a container changes meanwhile.
 
 Classes: CVE-2021-25741 (subPaths), CVE-2018-15664 and CVE-2019-14271 (cp), predictable temporary
 names.
@@ -36,11 +36,12 @@ spec:
 def test_save_does_not_follow_a_link_at_its_temporary_name(
     server: Server, tmp_path: Path, canary: Canary
 ) -> None:
-    """`save -o` writes to a folder of another user, who has placed links at the temporary names of
-    earlier versions, and a link to a device at the archive's name. The archive is a file in that
-    folder, and the canary is untouched."""
+    """`save -o` writes to a folder of another user, who has placed a link to the canary at a
+    temporary name, and a link to a device at the archive's name. The archive becomes a regular
+    file, and the canary is untouched."""
     folder = tmp_path / "theirs"
     folder.mkdir()
+    # the temporary name of earlier versions
     (folder / ".images.tar.part").symlink_to(canary.path / "passwd")
     (folder / "images.tar").symlink_to("/dev/null")
     ok(server, "save", "-o", str(folder / "images.tar"), IMAGE)
@@ -51,8 +52,8 @@ def test_save_does_not_follow_a_link_at_its_temporary_name(
 def test_installing_plugins_does_not_follow_a_link_at_a_temporary_name(
     tmp_path: Path, canary: Canary
 ) -> None:
-    """`python -m cni_plugins.install` writes to a folder of another user, who knows the pid. The
-    plugins are installed, and the canary is untouched."""
+    """`python -m cni_plugins.install` writes to a folder of another user, who has placed a link to
+    the canary at a temporary name. The plugins are installed, and the canary is untouched."""
     folder = tmp_path / "theirs"
     folder.mkdir()
     (folder / f"bridge.{os.getpid()}.tmp").symlink_to(canary.path / "passwd")
@@ -66,9 +67,8 @@ def test_a_restart_follows_no_link_of_the_container(
     server: Server, tmp_path: Path, canary: Canary
 ) -> None:
     """CVE-2021-25741 across a restart: the container sees the whole volume, replaces the folder of
-    its subPath by a link to the canary, or by a link to a missing folder, and is restarted. The
-    error names the mount, no container of the next attempt remains, and no file is made or opened
-    behind the links."""
+    its subPath by a link to the canary or to a missing folder, and is restarted. The restart fails
+    with an error that names the mount, and no file behind the link is made or opened."""
     volume, nowhere = tmp_path / "volume", tmp_path / "nowhere"
     volume.mkdir()
     pods = server.folder / "pods"
@@ -93,12 +93,12 @@ def test_a_restart_follows_no_link_of_the_container(
 def test_cp_does_not_open_a_file_that_became_a_device(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CVE-2018-15664's kin: a file of a container becomes a device node between the lookup and
-    open(2). The container may make the node, and `cp`, which is in no device cgroup, could open it:
-    this would start the machine's watchdog. inotify reports no open of a FIFO in its place, and the
-    error names the file."""
+    """Like CVE-2018-15664: a file of a container becomes a device node between the lookup and
+    open(2). `cp`, which no device cgroup restricts, must not open the node, as this could start the
+    machine's watchdog. The error names the file."""
     folder = tmp_path / "folder"
     folder.mkdir()
+    # The FIFO stands for the device; inotify would report its open.
     os.mkfifo(folder / "file")
     (tmp_path / "plain").write_text("x")
     plain = os.lstat(tmp_path / "plain")
@@ -109,6 +109,7 @@ def test_cp_does_not_open_a_file_that_became_a_device(
             monkeypatch.context() as changed,
             pytest.raises(OSError, match=r"not a regular file any more.*'file'"),
         ):
+            # The lookup still finds a regular file.
             changed.setattr(os, "lstat", lambda *_, **__: plain)
             changed.setattr("sys.stdout", out)
             if way == "a copy":

@@ -1,5 +1,5 @@
-"""Attacks with configurations of images with unexpected values: texts with NUL and line ends,
-invalid digits, lone surrogates, a million entries."""
+"""Attacks with image configurations that have unexpected values: texts with NUL and line ends,
+invalid digits, lone surrogates, hundreds of thousands of entries."""
 
 from __future__ import annotations
 
@@ -39,9 +39,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_unexpected_configurations_do_no_harm(server: Server, host_pod: str, name: str) -> None:
-    """The server refuses the image, CreateContainer or StartContainer with its own error (no
-    Python exception, no control characters), or the container runs. The server continues, lists all
-    images, and its log has no traceback."""
+    """The server refuses the image, CreateContainer or StartContainer with an error that shows no
+    Python exception, or the container runs. The server continues, and its log has no traceback."""
     before = len(server.log.read_text())
     words = ""
     try:

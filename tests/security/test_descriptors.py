@@ -1,8 +1,7 @@
-"""Attacks by descriptors of the host in a container, and by working directories on the host
-(CVE-2024-21626, CVE-2016-9962).
+"""Attacks through descriptors of the host in a container, and through working directories on the
+host (CVE-2024-21626, CVE-2016-9962).
 
-An attack that needs a leaked folder does not guess its number: the caller leaks thirty descriptors
-of `/`.
+The runtime inherits thirty descriptors of `/`, so that no attack has to guess a number.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ CLIMB = "../../../../../../../../../../.."
 
 @contextmanager
 def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
-    """Open descriptors of the host's root that a child inherits."""
+    """Open `count` descriptors of the host's root folder that child processes inherit."""
     numbers = tuple(os.open("/", os.O_RDONLY | os.O_DIRECTORY) for _ in range(count))
     for number in numbers:
         os.set_inheritable(number, True)
@@ -40,8 +39,8 @@ def leaked(count: int = 30) -> Iterator[tuple[int, ...]]:
 
 
 def climbing(canary: Canary) -> tuple[str, ...]:
-    """Return a command that reads the canary by `..` if the working directory is on the host, where
-    the container's root does not stop `..`."""
+    """Return a command that reads the canary by `..`, which succeeds only if the working directory
+    is outside of the container's root."""
     return (
         "sh",
         "-c",
@@ -56,9 +55,8 @@ def climbing(canary: Canary) -> tuple[str, ...]:
 def test_the_working_directory_of_a_container_is_not_on_the_host(
     runtime: Runtime, canary: Canary, tail: str
 ) -> None:
-    """CVE-2024-21626: process.cwd is a descriptor that the runtime (or its caller) left open on the
-    host. Create fails, or the program does not read a file of the host (the canary) over `..`;
-    inotify reports no access to it."""
+    """CVE-2024-21626: process.cwd is a descriptor of a folder of the host that the runtime (or its
+    caller) left open. Create fails, or the container cannot read the host's canary over `..`."""
     with leaked() as numbers:
         for n in (*range(3, 10), numbers[0], numbers[-1]):
             box = runtime.box(
@@ -75,9 +73,8 @@ def test_the_working_directory_of_a_container_is_not_on_the_host(
 def test_the_working_directory_of_an_exec_is_not_on_the_host(
     runtime: Runtime, canary: Canary, tail: str
 ) -> None:
-    """CVE-2024-21626 by `exec --cwd`, with /proc/self/fd/N and with a link of the image to it. Each
-    exec fails. A file of the host (the canary) is not read over `..`, and inotify reports no access
-    to it."""
+    """CVE-2024-21626 by `exec --cwd` with /proc/self/fd/N, or with a link of the image to it. Each
+    exec fails, and the host's canary is not read over `..`."""
     box = runtime.box("sleep", "60").up()
     for n in range(3, 12):
         (runtime.rootfs / f"cwd{n}").symlink_to(f"/proc/self/fd/{n}{tail}")
@@ -89,7 +86,7 @@ def test_the_working_directory_of_an_exec_is_not_on_the_host(
 
 
 def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
-    """CVE-2024-21626, third way: args[0] is /proc/self/fd/N/…, a program of the host. The program
+    """CVE-2024-21626, third way: args[0] is a program of the host at /proc/self/fd/N/…. The program
     is not found."""
     box = runtime.box("sleep", "60").up()
     with leaked() as numbers:
@@ -101,9 +98,9 @@ def test_the_program_is_not_run_through_a_descriptor(runtime: Runtime) -> None:
 
 
 def test_a_process_has_only_its_three_descriptors(runtime: Runtime, tmp_path: Path) -> None:
-    """The caller leaks thirty folders, for run, exec, create and start, on a terminal, with sysctls
-    and a filter. The kernel lists 0, 1, 2 inside (and the descriptor of the list), or exactly the
-    preserved ones."""
+    """The caller leaks thirty folders to run, exec, create and start, also with a terminal, sysctls
+    and a seccomp filter. The container's process has only 0, 1, 2 and the descriptors of
+    --preserve-fds."""
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["close_range"], "action": "SCMP_ACT_ERRNO"}],
@@ -113,6 +110,7 @@ def test_a_process_has_only_its_three_descriptors(runtime: Runtime, tmp_path: Pa
         for linux in ({}, {"seccomp": seccomp}, {"sysctl": {"net.ipv4.ip_forward": "1"}}):
             box = runtime.box(*listing, **linux)
             result = runtime("run", "--bundle", str(box.folder), box.id, pass_fds=numbers).ok()
+            # 3 is the descriptor of the list itself.
             assert result.out.split() in (["0", "1", "2"], ["0", "1", "2", "3"]), (linux, result)
         box = runtime.box("sleep", "60", seccomp=seccomp).up()
         assert len(box.exec(*listing, pass_fds=numbers).ok().out.split()) <= 4
@@ -136,8 +134,8 @@ def test_a_process_has_only_its_three_descriptors(runtime: Runtime, tmp_path: Pa
 
 
 def of_the_host(pid: int) -> list[str]:
-    """Return the descriptors of a process from 3 on that the kernel shows neither as sockets nor as
-    files within its own root."""
+    """Return the descriptors of a process from 3 on that are neither sockets, memfds nor files of
+    its own mounts."""
     targets = []
     own = os.stat(f"/proc/{pid}/ns/mnt").st_ino
     for name in os.listdir(f"/proc/{pid}/fd"):
@@ -160,8 +158,8 @@ def of_the_host(pid: int) -> list[str]:
 @pytest.mark.parametrize("nnp", [True, False])
 def test_a_created_container_has_no_descriptor_of_the_host(runtime: Runtime, nnp: bool) -> None:
     """A created container may wait for long, and a neighbour with CAP_SYS_PTRACE could take its
-    descriptors. Every descriptor above 2 is a socket: there is no folder of the host's cgroup tree
-    and no procfs of the host's pids."""
+    descriptors. Every descriptor above 2 is a socket or a memfd: none is of the host's cgroup tree
+    or procfs."""
 
     def change(config: Config) -> None:
         config["process"]["noNewPrivileges"] = nnp
@@ -183,11 +181,11 @@ def test_a_created_container_has_no_descriptor_of_the_host(runtime: Runtime, nnp
 
 
 def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> None:
-    """During an exec strace stops the process in the container's pid namespace long before its
-    execve, and the test inspects it from outside. It has no descriptor of a mount outside of the
-    container."""
+    """A neighbour could take the descriptors of a process that `exec` brings into the container,
+    before its execve. None of them is of a mount outside of the container."""
     box = runtime.box("sleep", "60").up()
     namespace = os.readlink(f"/proc/{box.pid}/ns/pid")
+    # Stops the process in the container's pid namespace, long before its execve.
     slow = slowly(runtime, ["capset"], 800)
     worker = threading.Thread(target=lambda: slow("exec", box.id, "true"))
     worker.start()
@@ -208,8 +206,8 @@ def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> 
 
 
 def test_only_passed_sockets_of_systemd_reach_the_container(runtime: Runtime) -> None:
-    """Socket activation passes only the sockets of systemd, whatever LISTEN_FDS says. The kernel's
-    list inside shows them."""
+    """Socket activation: the caller leaks descriptors and sets LISTEN_FDS. The container gets one
+    of them for LISTEN_FDS=1, and none if the value is no valid number."""
     runtime.program = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *runtime.program]
     for text, most in (
         ("1", 5),
@@ -238,9 +236,8 @@ def inner_pid(box: Box) -> int:
 
 
 def test_a_created_container_shows_no_arguments_of_the_caller(runtime: Runtime) -> None:
-    """A waiting process shows /proc/PID/cmdline to its neighbours. Before execve it has neither
-    arguments nor environment of the caller or of the program, only the launcher's own two
-    arguments."""
+    """Neighbours can read /proc/PID/cmdline and environ of a container that waits for start. They
+    show only the launcher's own two arguments, nothing of the caller or of the program."""
     box = runtime.box(
         "true", "secret-argument", change=lambda c: c["process"]["env"].append("SECRET=configured")
     )

@@ -1,11 +1,11 @@
-"""Takes each defence out of a copy of the program and checks that its attack's test fails there:
-an attack that cannot succeed proves nothing.
+"""Takes each defence out of a copy of the program and checks that its attack's test fails there: an
+attack that cannot succeed proves nothing.
 
-The mutations leave out defences whose absence could hurt the machine, such as the check of
+No mutation takes out a defence whose absence could hurt the machine, such as the check of
 cgroupsPath (ending a container in the root group would kill all processes of the machine). A
 mutation is a piece of source text and its replacement; a text that no longer exists is an error.
-Defences that need more than one edit were tried with runc 1.1.5 of Debian, which fails two tests
-of test_dev.py: test_dev_as_a_link_is_not_followed (CVE-2026-41579) and
+Defences that need more than one edit were tried with runc 1.1.5 of Debian, which fails two tests of
+test_dev.py: test_dev_as_a_link_is_not_followed (CVE-2026-41579) and
 test_a_null_that_is_no_null_device_is_refused[file] (CVE-2025-31133). PYRUNC_RUNTIME=runc repeats
 this.
 """
@@ -436,8 +436,7 @@ MUTATIONS: dict[str, tuple[list[Edit], str]] = {
 
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_each_mutation_finds_its_source_text(name: str) -> None:
-    """The source text of each mutation still exists. The slow test below, which would notice a
-    changed text, too, runs seldom."""
+    # The slow test below would notice a changed text, too, but runs seldom.
     for file, old, _ in MUTATIONS[name][0]:
         assert old in (REPOSITORY / file).read_text(), f"{file} has changed: rewrite the mutation"
 
@@ -446,7 +445,7 @@ def test_each_mutation_finds_its_source_text(name: str) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> None:
-    """The copy has every defence but one; the attack's test must fail there, by its own
+    """When a copy of the program lacks one defence, the attack's test fails there by its own
     assertion."""
     edits, test = MUTATIONS[name]
     copy = ProjectCopy(tmp_path / "copy")

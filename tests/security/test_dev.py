@@ -32,9 +32,7 @@ def test_dev_as_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str, with_pts: bool
 ) -> None:
     """CVE-2026-41579, CVE-2026-47766: the image's /dev or /dev/pts is a link to the host's canary
-    folder, and no /dev is mounted over it. The canary's files `ptmx` and `passwd` are neither
-    opened nor changed; vulnerable runtimes replace `ptmx`. Debian's runc 1.1.5 fails this test: it
-    makes links in the canary."""
+    folder, and no /dev is mounted over it. The canary's files are neither opened nor changed."""
     place = rootfs / "dev"
     if target == "pts":  # /dev is a folder, /dev/pts the link
         (place / "pts").symlink_to(canary.path)
@@ -50,6 +48,7 @@ def test_dev_as_a_link_is_not_followed(
         without_dev(config)
         config["mounts"] += mounts
 
+    # Vulnerable runtimes replace `ptmx`. Debian's runc 1.1.5 makes links in the canary.
     runtime.run("true", change=change)
     box = runtime.box("true", change=change)
     if box.create().code == 0:
@@ -85,8 +84,7 @@ NAMES = ["link", "file", "zero", "block", "pipe", "folder", "missing"]
 
 
 def dev_folder(tmp_path: Path) -> Path:
-    """Make a folder that a container mounts as its own /dev, with all default devices except
-    null."""
+    """Make a folder to mount as a container's /dev, with all default devices except null."""
     folder = tmp_path / "dev"
     folder.mkdir()
     for name, minor in (("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)):
@@ -98,10 +96,9 @@ def dev_folder(tmp_path: Path) -> Path:
 def test_a_null_that_is_no_null_device_is_refused(
     runtime: Runtime, rootfs: Path, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    """CVE-2025-31133, CVE-2025-62161: a volume is mounted as /dev, and its null is a link to
-    core_pattern, a file, another device or missing; /secret is to be masked. Create fails each
-    time, and the mask is never readable. Debian's runc 1.1.5 fails this test with the file: the
-    container reads the attacker's file through the mask."""
+    """CVE-2025-31133, CVE-2025-62161: a volume is mounted as /dev, and its null, which is to mask
+    /secret, is a link to core_pattern, a file, another device or missing. Create fails, and /secret
+    is not readable."""
     make(dev_folder(tmp_path) / "null")
     (rootfs / "secret").write_text("secret\n")
 
@@ -110,6 +107,7 @@ def test_a_null_that_is_no_null_device_is_refused(
         config["mounts"].append(bind(tmp_path / "dev", "/dev"))
 
     result = runtime.run("cat", "/secret", change=change, maskedPaths=["/secret"])
+    # With Debian's runc 1.1.5 the container reads the attacker's file through the mask.
     assert "secret" not in result.out and "attacker" not in result.out
     refused(result)
 
@@ -117,9 +115,8 @@ def test_a_null_that_is_no_null_device_is_refused(
 def test_a_swapped_null_is_not_used_as_a_mask(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path
 ) -> None:
-    """CVE-2025-31133, the race: a neighbour swaps null with a file and back, and the runtime is
-    stopped before statx, open_tree and move_mount. Every container that starts reads no data
-    through the mask, and its stdin is a null device."""
+    """CVE-2025-31133 with a race: a neighbour swaps /dev/null, which masks /secret, with a file and
+    back. No container reads data through the mask, and each has a null device as stdin."""
     folder = dev_folder(tmp_path)
     os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     _file(folder / "other")
@@ -144,8 +141,8 @@ def test_a_swapped_null_is_not_used_as_a_mask(
 def test_a_file_in_place_of_a_default_device_is_refused(
     runtime: Runtime, rootfs: Path, canary: Canary, make: Callable[[Path], object], name: str
 ) -> None:
-    """An image without a /dev mount has its own file in a default device's place. The runtime
-    refuses it: it is not taken for the device, and a link is not followed to the host."""
+    """Without a /dev mount, the image's own file, link or folder is in the place of a default
+    device. The runtime refuses the container and follows no link to the host."""
     if name == "zero" and make is _zero:
         return
     make(rootfs / "dev" / name)
@@ -158,9 +155,9 @@ def test_a_file_in_place_of_a_default_device_is_refused(
 def test_console_as_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
 ) -> None:
-    """CVE-2025-52565: /dev/console of the image is a link, and the container has a terminal, which
-    is bound there. The terminal is at /dev/console itself or create fails: no mount appears at the
-    link's target."""
+    """CVE-2025-52565: the container's terminal is to be bound at /dev/console, which is a link of
+    the image. The terminal is mounted at /dev/console itself, not at the link's target, or create
+    fails."""
     (rootfs / "dev/console").symlink_to(target.format(canary=canary.path))
 
     def change(config: Config) -> None:
@@ -186,8 +183,8 @@ def test_console_as_a_link_is_not_followed(
 def test_a_ptmx_that_is_no_multiplexer_is_refused(
     runtime: Runtime, tmp_path: Path, make: Callable[[Path], object]
 ) -> None:
-    """CVE-2025-52565: /dev/pts is a folder of a volume, and its ptmx is no multiplexer. Create
-    fails, and the caller gets no terminal."""
+    """CVE-2025-52565: /dev/pts is a folder of a volume, and its ptmx is a link, a file, a pipe or
+    another device. Create fails, and the caller gets no terminal."""
     folder = dev_folder(tmp_path)
     os.mknod(folder / "null", stat.S_IFCHR | 0o666, os.makedev(1, 3))
     (folder / "pts").mkdir()
@@ -204,7 +201,7 @@ def test_a_ptmx_that_is_no_multiplexer_is_refused(
 
 
 def test_the_terminal_belongs_to_the_containers_devpts(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52565 does not concern ordinary images: with an ordinary /dev the console is a
+    """CVE-2025-52565 does not concern ordinary images: with an ordinary /dev, /dev/console is a
     terminal of the container's own devpts."""
 
     def change(config: Config) -> None:

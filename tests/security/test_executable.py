@@ -28,7 +28,8 @@ PTRACE = ["CAP_SYS_PTRACE", "CAP_DAC_OVERRIDE", "CAP_DAC_READ_SEARCH"]
 
 
 def fingerprint() -> list[tuple[str, int, int, str]]:
-    """Return inode, time and content of the host's files that run in or next to a container."""
+    """Return path, inode, time and digest of the host's executables that run in or next to a
+    container."""
     files = [
         os.path.realpath(sys.executable),
         LAUNCHER,
@@ -43,13 +44,13 @@ def fingerprint() -> list[tuple[str, int, int, str]]:
 
 
 def test_proc_self_exe_is_never_a_file_of_the_host(runtime: Runtime, rootfs: Path) -> None:
-    """CVE-2019-5736: the image's program is a script whose interpreter is /proc/self/exe, so execve
-    opens the executable of the running process, once at start and once at exec. It is a memfd that
-    exits with 126 for an unknown program (the launcher without its descriptors), never Python, and
-    the host's files are the same bytes and inodes."""
+    """CVE-2019-5736: the image's program is a script whose interpreter is /proc/self/exe, so that
+    execve opens the executable of the runtime's process, by run and exec. No Python starts, and the
+    host's executables are unchanged."""
     before = fingerprint()
     (rootfs / "bin/evil").write_text("#!/proc/self/exe\n")
     (rootfs / "bin/evil").chmod(0o755)
+    # The executable is the launcher's memfd, which exits with 126 without its descriptors.
     assert runtime.run("/bin/evil").code != 0
     box = runtime.box("sleep", "60").up()
     assert box.exec("/bin/evil").code not in (0, 1)  # 1 would mean that a Python started and failed
@@ -59,12 +60,11 @@ def test_proc_self_exe_is_never_a_file_of_the_host(runtime: Runtime, rootfs: Pat
 def test_executables_cannot_be_overwritten_through_another_process(runtime: Runtime) -> None:
     """CVE-2019-5736, the usual exploit: an attacker in the container opens /proc/PID/exe of each
     process that `exec` brings in, and opens the file again for writing when that process has ended.
-    The attacker has CAP_SYS_PTRACE, because without it the kernel denies the lookup
-    (test_newcomer), and strace delays execve to leave time for it. No file is written, and the
-    host's files are unchanged."""
+    The host's executables are unchanged."""
 
     def change(config: dict[str, object]) -> None:
         process: dict[str, object] = config["process"]  # type: ignore[assignment]
+        # Without CAP_SYS_PTRACE the kernel denies the lookup (test_newcomer).
         process["capabilities"] = dict.fromkeys(("bounding", "effective", "permitted"), PTRACE)
 
     before = fingerprint()
@@ -76,6 +76,7 @@ def test_executables_cannot_be_overwritten_through_another_process(runtime: Runt
             stdout=to,
         )
     eventually(lambda: out.read_bytes().startswith(b"hunting"))
+    # leaves the attacker time for the lookup
     slow = slowly(runtime, ["execve", "execveat"], 100)
     for number in itertools.count(1):
         slow("exec", box.id, "true")
@@ -92,9 +93,8 @@ def test_executables_cannot_be_overwritten_through_another_process(runtime: Runt
 
 
 def test_a_created_container_runs_a_sealed_memfd(runtime: Runtime) -> None:
-    """Between create and start a process waits in the container. Its executable is a memfd with all
-    four seals, neither a file of the host nor the interpreter, and not even root of the host can
-    open it for writing."""
+    """Between create and start a process of the runtime waits in the container. Its executable is a
+    memfd with all four seals, which not even root of the host can open for writing."""
     box = runtime.box("true")
     box.create().ok()
     exe = f"/proc/{box.pid}/exe"
@@ -110,8 +110,8 @@ def test_a_created_container_runs_a_sealed_memfd(runtime: Runtime) -> None:
 def test_a_process_in_the_container_opens_no_code_before_execve(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """The test traces the process after it entered the container's mounts. Between setns or
-    pivot_root and execve it opens no code: no *.py, no *.so, no nsswitch, locale or codec."""
+    """Between setns or pivot_root and execve, a process of the runtime in the container opens no
+    code: no *.py, no *.so, no nsswitch, locale or codec."""
     calls = "openat,openat2,open,execve,execveat,setns,pivot_root,clone3"
     one, two = traced(runtime, tmp_path / "run", calls), traced(runtime, tmp_path / "exec", calls)
     box, other = runtime.box("true"), runtime.box("sleep", "60").up()
@@ -151,8 +151,8 @@ def after_the_border(log: str, border: str) -> tuple[set[str], list[str]]:
 
 
 def test_a_thousand_execs_beside_an_attacker_change_no_executable(runtime: Runtime) -> None:
-    """During the execs the container searches for entering processes. Whether it finds them in time
-    or not, the executables of the host stay the same."""
+    """The container searches for processes that `exec` brings in, to overwrite their executables.
+    The executables of the host stay the same, whether or not it finds such a process in time."""
     before = fingerprint()
     box = runtime.box("probe", "overwrite", "60").up()
     deadline = time.monotonic() + 1.5

@@ -43,9 +43,8 @@ def docker(config: Config) -> None:
 
 
 def test_no_capability_is_inheritable(runtime: Runtime) -> None:
-    """CVE-2022-24769, CVE-2022-29162: containers have Docker's capabilities, by run, exec, exec as
-    another user and exec --cap. CapInh and CapAmb of the kernel are 0, and an added capability is
-    in the bounding set and not inheritable."""
+    """CVE-2022-24769, CVE-2022-29162: a process with Docker's capabilities has no inheritable and
+    no ambient capability (CapInh, CapAmb), by run, by exec, as another user and with exec --cap."""
     assert sets(runtime.run(*STATUS, change=docker).ok().out)["CapInh"] == 0
     box = runtime.box("sleep", "60", change=docker).up()
     for options in (
@@ -63,15 +62,15 @@ def test_no_capability_is_inheritable(runtime: Runtime) -> None:
 def test_a_file_with_an_inheritable_capability_adds_no_capability(
     runtime: Runtime, rootfs: Path
 ) -> None:
-    """CVE-2022-24769, the effect: a file of the image has cap_net_raw+ei (the bytes of
-    vfs_cap_data), and an ordinary user runs it without NNP. CapEff and CapPrm are 0 after its
-    execve; with a permitted file capability they are not (so the kernel reads the attribute)."""
+    """CVE-2022-24769, the effect: an ordinary user runs a file of the image that has the
+    inheritable capability cap_net_raw+ei. After execve the process has no capability."""
     busybox = (rootfs / "bin/busybox").read_bytes()
     for name, permitted, inheritable in (("inherits", 0, 1 << 13), ("permits", 1 << 13, 0)):
         program = rootfs / name / "cat"
         program.parent.mkdir()
         program.write_bytes(busybox)
         program.chmod(0o755)
+        # struct vfs_cap_data of linux/capability.h
         words = (0x02000001, permitted, inheritable, 0, 0)
         os.setxattr(
             program, "security.capability", b"".join(w.to_bytes(4, "little") for w in words)
@@ -81,6 +80,7 @@ def test_a_file_with_an_inheritable_capability_adds_no_capability(
         docker(config)
         config["process"].update(user={"uid": 1000, "gid": 1000}, noNewPrivileges=False)
 
+    # The permitted capability proves that the kernel reads the attribute.
     for name, expected in (("inherits", 0), ("permits", 1 << 13)):
         result = sets(runtime.run(f"/{name}/cat", "/proc/self/status", change=change).ok().out)
         assert result["CapEff"] == result["CapPrm"] == expected, (name, result)
@@ -88,8 +88,9 @@ def test_a_file_with_an_inheritable_capability_adds_no_capability(
 
 @pytest.mark.parametrize("user", [0, 1000])
 def test_the_kernel_shows_the_configured_capabilities(runtime: Runtime, user: int) -> None:
-    """For root and a user, with and without ambient capabilities, the kernel's sets equal those of
-    the configuration bit by bit. An ambient capability that is not inheritable is not raised."""
+    """For root and a user, with and without ambient capabilities, the kernel's capability sets
+    equal those of the configuration. An ambient capability that is not inheritable is not
+    raised."""
     one, two, three = "CAP_CHOWN", "CAP_KILL", "CAP_NET_RAW"
     for permitted, inheritable, ambient, expected in (
         ([], [], [], (0, 0)),
@@ -122,9 +123,9 @@ WRONG_USERS = [
 
 
 def test_a_user_must_be_a_whole_number(runtime: Runtime) -> None:
-    """CVE-2026-30892: a partly parsed user is another user, mostly root. Each such user is refused
-    with exit code 255 and no process runs; numbers run as exactly that number by the kernel's
-    status."""
+    """CVE-2026-30892: a user that is only partly parsed becomes another user, mostly root. `exec
+    --user` refuses such texts with exit code 255, and no process runs; whole numbers become exactly
+    that uid."""
     box = runtime.box("sleep", "60").up()
     for text in WRONG_USERS:
         result = box.exec("touch", "/dev/shm/ran", options=["--user", text])
@@ -149,8 +150,9 @@ def test_a_user_must_be_a_whole_number(runtime: Runtime) -> None:
 def test_ids_of_the_configuration_must_be_32_bit_integers(
     runtime: Runtime, user: dict[str, Any]
 ) -> None:
-    """JSON's true, floats and large numbers are no ids, and nothing is cut to 32 bits. The runtime
-    refuses them with one line of error (null means the default)."""
+    """Booleans, floats, texts and numbers over 32 bits are no ids, and none is cut to 32 bits: the
+    runtime refuses the configuration with one line of error."""
+    # null alone would mean the default.
     result = runtime.run("id", "-u", change=lambda c: c["process"].update(user=user))
     assert (
         result.code != 0 and "Traceback" not in result.err and len(result.err.splitlines()) == 1
@@ -158,8 +160,9 @@ def test_ids_of_the_configuration_must_be_32_bit_integers(
 
 
 def test_the_kernel_shows_the_configured_groups(runtime: Runtime) -> None:
-    """CVE-2022-2995, CVE-2023-25173: the caller has further groups, and the image's /etc/group
-    lists the user. The kernel's Groups line has only the configured groups, for run and exec."""
+    """CVE-2022-2995, CVE-2023-25173: the caller has supplementary groups, and the image's
+    /etc/group lists the user in another. The process has only the configured groups, by run and
+    exec."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000, "additionalGids": [7]}
@@ -179,9 +182,8 @@ def test_the_kernel_shows_the_configured_groups(runtime: Runtime) -> None:
 
 
 def test_home_with_a_newline_adds_no_account(runtime: Runtime) -> None:
-    """CVE-2022-4318, CVE-2022-1708 kin: HOME has a newline, from the environment and from
-    /etc/passwd. The image's /etc/passwd stays the same, and the variable stays a single
-    variable."""
+    """CVE-2022-4318, like CVE-2022-1708: HOME, from the environment or from /etc/passwd, has a line
+    break. The image's /etc/passwd stays the same, and HOME stays a single variable."""
     passwd = runtime.rootfs / "etc/passwd"
     passwd.write_bytes(
         b"root:x:0:0:root:/root\x0broot2::0:0:\x1e/:/bin/sh\nuser:x:1000:1000::/h\rEVIL=1:/bin/sh\n"
@@ -214,8 +216,8 @@ def test_a_hostile_passwd_does_no_harm(
     runtime: Runtime, rootfs: Path, canary: Canary, kind: str
 ) -> None:
     """CVE-2025-4437, CVE-2026-47262: the image's /etc/passwd, in which the runtime looks for HOME,
-    is a pipe, a device, a gigabyte, or a link to the host. The start ends in time, with little
-    memory, HOME is `/`, and inotify reports no open of the device or the canary."""
+    is a pipe, a device, a gigabyte, or a link to the host. The container starts in limited time and
+    memory with HOME=/, and neither the device nor the host's canary is opened."""
     passwd = rootfs / "etc/passwd"
     passwd.unlink()
     watched: list[Path] = []

@@ -1,5 +1,5 @@
-"""Attacks of a container on the folders and files of ours that are mounted into it, on both image
-stores.
+"""Attacks of a container on the server's folders and files that are mounted into it, with each
+image store.
 
 A layer on the node's disk belongs to all images that have it, and to the next pod. The containers
 here have CAP_SYS_ADMIN and no user namespace, so they can clear mount flags (`ro`, `nosuid`). They
@@ -54,7 +54,7 @@ echo done
 
 @pytest.fixture(scope="module", params=["unpacked", "erofs"])
 def server(request: pytest.FixtureRequest, probe: Path) -> Iterator[Server]:
-    """Start a server that unpacks images, or a server that mounts them."""
+    """Provide a server with each image store: `unpacked` or `erofs`."""
     with Server(network=False, settings={"images": {"store": request.param}}) as server:
         server.load_image()
         files: dict[str, build.LayerFile | bytes | str] = {
@@ -107,10 +107,9 @@ VOLUMES = [
 def test_a_remounted_image_volume_is_not_written_to(
     server: Server, pod: str, image: str, sub_path: str
 ) -> None:
-    """An image volume is a bind of the store's folder. A container with CAP_SYS_ADMIN remounts the
-    mount, the superblock and a bind of the volume to change a layer that other images share.
-    Another pod's volume and the store's own file keep the content, the mode and the names of the
-    pull."""
+    """A container with CAP_SYS_ADMIN remounts an image volume, and binds it elsewhere, to change a
+    layer that other images share. Content, modes and names stay as pulled, in another pod's volume
+    and in the store."""
     attacker = launch(server, pod, volume("/volume", image, sub_path), admin=True)
     assert server.output(attacker, "cat", "/volume/data").encode() == CONTENT
     before = server.output(attacker, "ls", "-l", "/volume")
@@ -130,9 +129,8 @@ def test_a_remounted_image_volume_is_not_written_to(
 def test_a_set_uid_file_of_an_image_volume_has_no_effect(
     server: Server, pod: str, image: str, sub_path: str
 ) -> None:
-    """The author of an image gives it a set-uid file of root, and a process of uid 1000 executes it
-    in a volume. Its effective uid stays 1000, and the same file in a container's own root does
-    change it."""
+    """A process of uid 1000 executes a set-uid file of root in an image volume. Its effective uid
+    stays 1000; the same file in a container's own root does change it."""
     container = launch(server, pod, volume("/volume", image, sub_path), user=1000)
     assert server.output(container, "/volume/probe", "uid") == "1000\n"
     program = server.container_config(
@@ -151,10 +149,9 @@ def test_a_set_uid_file_of_an_image_volume_has_no_effect(
 def test_a_remount_does_not_change_a_shared_image_of_other_pods(
     server: Server, pod: str, option: str
 ) -> None:
-    """All containers of an image share a superblock, and each that may remount it could change its
-    options: with `noacl` the image's ACLs have no effect. The ACL still denies access to the user
-    1000, with the group root, in a volume and in a root of other pods, and the mount table of the
-    other volume does not change."""
+    """Containers of an image share a superblock, and one with CAP_SYS_ADMIN remounts it with other
+    options, such as `noacl`. In the volumes of other pods the image's ACL still denies access, and
+    the mount table stays the same."""
     place = volume("/volume", ONE_LAYER)
     victim = launch(server, server.run_pod(host_network=True), place, user=1000)
     table = server.output(victim, "cat", "/proc/self/mountinfo")
@@ -170,8 +167,8 @@ def test_a_remount_does_not_change_a_shared_image_of_other_pods(
 
 
 def test_a_container_sees_only_bound_files_of_the_nodes_disk(server: Server, pod: str) -> None:
-    """The container's mount table has mounts of the node's disk only for the pod's three files,
-    which are noexec, nosuid and nodev, and for the volume that its image declares."""
+    """In the container's mount table only four mounts are of the node's disk: the pod's three files
+    in /etc, with noexec, nosuid and nodev, and the volume that the image declares."""
     declaring = "registry.test/declares:1"
     layers = [*build.busybox().layers]
     server.load_image(

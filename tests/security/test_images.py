@@ -28,7 +28,7 @@ SECRET = image([layer({"secret": "the other tenant's", "base": "1"})], {"Env": [
 
 @pytest.fixture
 def registry(tmp_path: Path) -> Iterator[Registry]:
-    """Start the company's registry with a private image."""
+    """Provide the registry of another tenant with a private image."""
     with Registry(tmp_path / "registry", auth=("basic", "user", "password")) as running:
         running.push("private/app:v1", SECRET)
         yield running
@@ -36,14 +36,14 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @pytest.fixture
 def attacker(tmp_path: Path) -> Iterator[Registry]:
-    """Start the attacker's registry, which does not have the content of the private image."""
+    """Provide the attacker's registry, which does not have the content of the private image."""
     with Registry(tmp_path / "attacker") as running:
         yield running
 
 
 @pytest.fixture
 async def node(service: ImageService, registry: Registry) -> ImageService:
-    """Return a node on which another tenant has pulled the private image."""
+    """Return an image service that has pulled the private image for another tenant."""
     await service.pull(
         f"{registry.host}/private/app:v1", Auth(username="user", password="password")
     )
@@ -53,7 +53,8 @@ async def node(service: ImageService, registry: Registry) -> ImageService:
 def put_manifest(
     registry: Registry, config: dict[str, Any], layers: Sequence[dict[str, Any]]
 ) -> str:
-    """Push a manifest of these descriptors as `mine:v1`; return the reference."""
+    """Push a manifest with this configuration and these layers as `mine:v1`; return its
+    reference."""
     document = {
         "schemaVersion": 2,
         "mediaType": types.OCI_MANIFEST,
@@ -75,8 +76,8 @@ def push_blob(registry: Registry, data: bytes, media_type: str) -> dict[str, Any
 
 
 async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
-    """Return the error of the refused pull; assert that the node has only the private image, under
-    no other name."""
+    """Assert that the pull fails and that the node has only the private image under its own names;
+    return the error."""
     with pytest.raises(kind) as caught:
         await node.pull(reference)
     [image] = await node.list()
@@ -90,9 +91,9 @@ async def refused(node: ImageService, reference: str, kind: type[Error]) -> str:
 async def test_a_manifest_cannot_use_a_foreign_configuration(
     node: ImageService, attacker: Registry, layers: str
 ) -> None:
-    """Every user who sees the pod knows the image id of a private image. A manifest of the
-    attacker's registry names this id as its configuration: the node requests the configuration from
-    that registry, which does not have it, so that no pod gets the files of the private image."""
+    """A manifest of the attacker's registry has the id of a private image, which every user sees in
+    a pod's status, as its configuration. The node requests the configuration from that registry,
+    which does not have it, and the pull fails."""
     document = private_manifest()
     if layers == "junk":
         document["layers"] = [push_blob(attacker, b"junk", types.OCI_LAYER)]
@@ -104,9 +105,9 @@ async def test_a_manifest_cannot_use_a_foreign_configuration(
 async def test_a_manifest_cannot_use_a_foreign_layer_by_its_diff_id(
     node: ImageService, attacker: Registry
 ) -> None:
-    """A configuration of the attacker names the uncompressed digest of a private layer, which SBOMs
-    publish, and the manifest has junk in its place: the node fetches the junk, which does not match
-    the digest."""
+    """The attacker's configuration names the uncompressed digest of a private layer, which SBOMs
+    publish, and the manifest has junk in its place. The node fetches the junk and refuses it, since
+    it does not match the digest."""
     mine = image(SECRET.layers, {"Cmd": ["cat", "/secret"]})
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     junk = push_blob(attacker, layer({"junk": "junk"}), types.OCI_LAYER)
@@ -117,23 +118,24 @@ async def test_a_manifest_cannot_use_a_foreign_layer_by_its_diff_id(
 async def test_a_foreign_blob_does_not_reveal_its_content(
     node: ImageService, attacker: Registry
 ) -> None:
-    """A manifest names the blob of a private layer, and the image's configuration has a false
-    uncompressed digest for it. The node fetches the blob and does not use its own copy: the error
-    would otherwise reveal the true digest, by which the layer could be named."""
+    """A manifest names the blob of a private layer, and its configuration has a false uncompressed
+    digest for it. The node fetches the blob and does not use its own copy, so that no error reveals
+    the true digest."""
     mine = image([layer({"mine": "1"})])
     config = push_blob(attacker, mine.config, types.OCI_CONFIG)
     message = await refused(
         node, put_manifest(attacker, config, private_manifest()["layers"]), NotFound
     )
     [diff_id] = json.loads(SECRET.config)["rootfs"]["diff_ids"]
+    # With the true digest a manifest could name the layer.
     assert diff_id not in message
 
 
 async def test_the_digest_of_a_private_manifest_gives_no_access(
     node: ImageService, attacker: Registry
 ) -> None:
-    """A pod's status shows the digest of its private manifest, which gives no access to the image:
-    another registry that claims to have the manifest must serve its configuration, too."""
+    """A pod's status shows the digest of a private manifest. Another registry that claims to have
+    this manifest must serve its configuration, too; it cannot, and the pull fails."""
     data, _ = manifest_of(SECRET)
     attacker.put_manifest("mine:v1", data, types.OCI_MANIFEST)
     await refused(node, f"{attacker.host}/mine:v1", NotFound)
@@ -145,8 +147,9 @@ async def test_the_digest_of_a_private_manifest_gives_no_access(
 async def test_a_pull_of_a_stored_private_image_needs_credentials(
     node: ImageService, registry: Registry
 ) -> None:
-    """kubelet lets the runtime check whether a pod's credentials may pull an image that is on the
-    node: a pull without them fails."""
+    """Without credentials, a pull of a private image fails as unauthorized although the image is on
+    the node."""
+    # kubelet lets the runtime check whether a pod's credentials may pull an image of the node.
     assert "unauthorized" in await refused(node, f"{registry.host}/private/app:v1", PeerError)
 
 
@@ -154,8 +157,8 @@ async def test_a_pull_of_a_stored_private_image_needs_credentials(
 async def test_an_archive_must_have_all_content_that_it_names(
     tmp_path: Path, node: ImageService, lacks: str
 ) -> None:
-    """An archive names a private image of the node by its digests and lacks a part of its content:
-    it is refused, although the node has this part."""
+    """An archive names a private image of the node by its digests and lacks a part of the content.
+    The archive is refused although the node has this part."""
     data, blobs = manifest_of(SECRET)
     missing = {
         "configuration": SECRET.id,
@@ -187,8 +190,8 @@ def without_blob(built: BuiltImage, digest: str) -> bytes:
 async def test_layers_of_a_legitimate_pull_are_shared(
     node: ImageService, attacker: Registry
 ) -> None:
-    """A registry that serves manifest and configuration has the image, so its layers are not
-    fetched again."""
+    """When another registry serves manifest and configuration of an image that is on the node, its
+    layers are not fetched again."""
     attacker.push("copied/app:v1", SECRET)
     assert await node.pull(f"{attacker.host}/copied/app:v1") == SECRET.id
     blobs = {request.path.rpartition("/")[2] for request in attacker.requested("/blobs/")}
@@ -199,9 +202,9 @@ async def test_layers_of_a_legitimate_pull_are_shared(
 async def test_a_copy_with_a_checkpoints_annotation_does_not_affect_the_original(
     service: ImageService, registry: Registry, attacker: Registry
 ) -> None:
-    """A copy of a public image whose manifest has a checkpoint's annotation is pulled first. The
-    image has one id under both names, but the public one stays an ordinary image, by its name and
-    by the id that kubelet passes; only the copy is a checkpoint."""
+    """A copy of a public image has a checkpoint's annotation in its manifest and is pulled first;
+    both have the same id. Only the copy is a checkpoint: the public image stays an ordinary
+    image."""
     registry.auth = None
     data, _ = manifest_of(SECRET)
     attacker.push("copy:v1", SECRET)
@@ -214,6 +217,7 @@ async def test_a_copy_with_a_checkpoints_annotation_does_not_affect_the_original
 
     assert await service.pull(copy) == SECRET.id and is_checkpoint(SECRET.id)
     assert await service.pull(public) == SECRET.id
+    # kubelet passes the id.
     for references in ((public,), (SECRET.id, public), (SECRET.id,), (SECRET.id, "nothing:v1")):
         assert not is_checkpoint(*references), references
     assert is_checkpoint(copy) and is_checkpoint(SECRET.id, copy)

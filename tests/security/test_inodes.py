@@ -26,9 +26,9 @@ NULL = os.makedev(1, 3)
 
 
 def devices_of_the_host() -> set[int]:
-    """Return st_dev of every filesystem that is mounted here. Pipes, sockets and memfds are in none
-    of them."""
+    """Return st_dev of every filesystem that is mounted on the host."""
     devices = set()
+    # Pipes, sockets and memfds are in none of these filesystems.
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         major, minor = line.split()[2].split(":")
         devices.add(os.makedev(int(major), int(minor)))
@@ -60,7 +60,7 @@ def held_of_the_host(pid: int, allowed: Path | None = None) -> list[str]:
 
 
 def null_numbers(pid: int) -> set[int]:
-    """Return the descriptors of a process that are null devices."""
+    """Return which of the process's standard streams (0, 1, 2) are null devices."""
     return {n for n in range(3) if os.stat(f"/proc/{pid}/fd/{n}").st_rdev == NULL}
 
 
@@ -84,10 +84,9 @@ def executing(*command: str, **more: Any) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_no_process_of_a_pod_has_a_file_of_the_host_open(server: Server) -> None:
-    """The pod's containers share the pid namespace, so that one can take descriptors of another:
-    the test has the pause process, containers with and without stdin and with a terminal, and an
-    exec of each kind. No link in /proc/PID of these processes leads to a filesystem that is mounted
-    on the host."""
+    """In a shared pid namespace one container can take descriptors of another. No link in /proc/PID
+    of the pause process, of a container or of an exec leads to a filesystem of the host, with and
+    without stdin and a terminal."""
     config = server.pod_config("inodes")
     config.linux.security_context.namespace_options.pid = api.POD
     pod = server.run_pod(config, host_network=True)
@@ -152,9 +151,8 @@ def as_user(config: Config) -> None:
 
 @pytest.mark.parametrize("change", [None, as_user, mapped, without_mounts])
 def test_no_process_of_a_bundle_has_a_file_of_the_host_open(runtime: Runtime, change: Any) -> None:
-    """The test runs create, start, run --detach and exec --detach with /dev/null as stdio. No link
-    in /proc/PID leads to a filesystem of the host, except into the container's root, which is a
-    folder of the host."""
+    """After create, start, run --detach and exec --detach with /dev/null as stdio, no link in
+    /proc/PID leads to a filesystem of the host, except into the container's root."""
     nothing = {
         "stdin": subprocess.DEVNULL,
         "stdout": subprocess.DEVNULL,
@@ -171,6 +169,7 @@ def test_no_process_of_a_bundle_has_a_file_of_the_host_open(runtime: Runtime, ch
         call(*verb, "--bundle", str(box.folder), box.id)
         waiting = [f"{n} of {verb}" for n in null_numbers(box.pid)]
         assert len(waiting) == 3
+        # The container's root is a folder of the host.
         assert held_of_the_host(box.pid, runtime.rootfs) == []
         if verb == ("create",):
             box.start().ok()
@@ -188,9 +187,8 @@ def test_no_process_of_a_bundle_has_a_file_of_the_host_open(runtime: Runtime, ch
 def test_hooks_in_the_container_have_no_file_of_the_host_open(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """createContainer and startContainer hooks run in the container's namespaces, where its
-    neighbours may see them. The standard streams of these hooks lead to no filesystem of the
-    host."""
+    """createContainer and startContainer hooks run in the container's namespaces, where neighbours
+    may see them. Their standard streams lead to no filesystem of the host."""
 
     # This hook still sees the host's tree; its output is the one file of the host that it opens.
     created = str(tmp_path / "created")
@@ -224,9 +222,9 @@ def test_hooks_in_the_container_have_no_file_of_the_host_open(
 
 
 def test_masked_paths_are_not_the_hosts_null_device(runtime: Runtime) -> None:
-    """A null device masks a file, so chmod(1) of the masked path changes the device's inode. This
-    inode is not on a filesystem of the host, and neither is that of /dev/null, in a user namespace
-    too."""
+    """A null device masks a file, so that chmod(1) of the masked path changes the device's inode.
+    This inode, like that of /dev/null, is not on a filesystem of the host, also with a user
+    namespace."""
     for change in (None, mapped):
         box = runtime.box(
             "sleep", "3600", change=change, maskedPaths=["/proc/keys", "/proc/timer_list"]

@@ -1,8 +1,7 @@
-"""Attacks with layers that are small to send and costly to process: in time, memory and disk, in
-both stores.
+"""Attacks with layers that are small to send and cost much time, memory or disk, in the unpacked
+and the mounted image store.
 
-Each attack is a small input of a kind that grows. The proof is a count (steps, directories, blocks,
-processes), not a time.
+Tests count steps, directories, blocks or processes instead of measuring time.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ Take = Callable[..., None]
 
 @pytest.fixture(params=["unpacked", "mounted"])
 def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
-    """Provide a function that adds a layer to a store of the parameter's kind. The function raises
-    the store's error."""
+    """Provide a function that adds a layer to an image store of the parameter's kind, or raises the
+    store's error."""
     numbers = itertools.count()
 
     def run(tar: bytes, limits: UnpackLimits | None = None) -> None:
@@ -107,11 +106,11 @@ OVER_LINKS: dict[str, Callable[[int], Members]] = {
 
 @pytest.mark.parametrize("kind", OVER_LINKS)
 def test_a_layer_whose_names_need_too_many_steps_is_refused(take: Take, kind: str) -> None:
-    """CWE-400, CWE-59: the names lead through links with targets of 4,000 bytes, or through
-    hundreds of directories. Without a limit, 13 kB of gzip occupied one of two layer jobs for 22
-    seconds. The limit of steps is proportional to the layer's entries: 8 such names are within it,
-    and 60 exceed it."""
+    """CWE-400, CWE-59: names of a layer lead through links with targets of 4,000 bytes, or through
+    hundreds of directories. The limit of steps is proportional to the layer's entries: 8 such names
+    are within it, and 60 exceed it."""
     take(raw_tar(*OVER_LINKS[kind](8)))
+    # Without a limit, 13 kB of gzip occupied one of two layer jobs for 22 seconds.
     with pytest.raises(BadLayer, match="steps over directories and links for"):
         take(raw_tar(*OVER_LINKS[kind](60)))
 
@@ -119,9 +118,10 @@ def test_a_layer_whose_names_need_too_many_steps_is_refused(take: Take, kind: st
 def test_a_replaced_link_costs_no_further_steps(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-400: after each replaced link the next name was resolved again, over all other links. Now
-    a link costs no step if no name leads over it, however often it is replaced."""
+    """CWE-400: a layer replaces a link 500 times, each time followed by a name that leads over
+    another link. A link costs no step if no name leads over it, however often it is replaced."""
     monkeypatch.setattr(walk_budget.WalkBudget.__init__, "__defaults__", (5000, 0, 0))
+    # Without this rule each replacement makes the next name be resolved anew.
     again = itertools.chain.from_iterable(
         [("t", symlink("x")), ("l/f", LayerFile())] for _ in range(500)
     )
@@ -129,8 +129,8 @@ def test_a_replaced_link_costs_no_further_steps(
 
 
 def test_undescribed_directories_count_as_entries(take: Take) -> None:
-    """CWE-770: directories that no entry describes count towards the limit of entries, too. Nine
-    files with twenty-seven such directories are refused at a limit of twenty."""
+    """CWE-770: directories that no entry of a layer describes count towards its limit of entries.
+    Nine files with twenty-seven such directories are refused at a limit of twenty."""
     take(raw_tar(*((f"{n}/f", LayerFile()) for n in range(9))), UnpackLimits(entries=20))
     with pytest.raises(ResourceExhausted, match="more than 20 entries"):
         take(raw_tar(*((f"{n}/a/b/f", LayerFile()) for n in range(9))), UnpackLimits(entries=20))
@@ -139,9 +139,9 @@ def test_undescribed_directories_count_as_entries(take: Take) -> None:
 def test_attributes_of_a_repeated_directory_are_added_in_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-407: a layer has many entries for one directory, each with another attribute. Copying
-    the earlier attributes for each entry took quadratic time, so all are added to one
-    dictionary."""
+    """CWE-407: a layer has many entries for one directory, each with another attribute. All
+    attributes are added to one dictionary, since a copy for each entry would take quadratic
+    time."""
     members = [("d", directory(pax={f"SCHILY.xattr.user.{n}": "v"})) for n in range(40)]
     seen = set()
     take_attributes = MergedNode.take_attributes
@@ -157,9 +157,8 @@ def test_attributes_of_a_repeated_directory_are_added_in_place(
 
 
 def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """CWE-400: a manifest may name one blob 500 times, and each time all its files were laid over
-    those below. Now such a layer is merged once, at the last position that the manifest gives
-    it."""
+    """CWE-400: a manifest names one layer a hundred times. The layer is merged once, at the last
+    position that the manifest gives it."""
     layers = []
 
     def counted() -> MergedNode:
@@ -177,7 +176,7 @@ def test_a_repeated_layer_is_merged_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 class _Chain:
-    """Unpacks layers over each other, committed bottom first."""
+    """An image's layers in the unpacked store, committed bottom first."""
 
     def __init__(self, root: Path) -> None:
         root.mkdir()
@@ -197,12 +196,12 @@ class _Chain:
 def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-407: a directory that a layer's entries do not describe has the attributes of the layers
-    below. The server looked for each such directory in each of 500 layers. Now it skips layers
-    without the parent directory, and the number of such directories limits its lookups in the
-    others."""
+    """CWE-407: a directory that no entry of a layer describes gets its attributes from the layers
+    below. Layers without its parent directory are skipped, and the number of such directories
+    limits the lookups in the others."""
     chain = _Chain(tmp_path / "layers")
     chain.add(("a", directory(0o700, uid=7)))
+    # An image may have 500 layers, each of which would be searched for each directory.
     for number in range(30):
         chain.add((f"other{number}", directory()))
     opened: list[bytes] = []
@@ -228,9 +227,9 @@ def test_undescribed_directories_are_looked_up_only_in_layers_with_their_parent(
 async def test_all_copies_of_an_unpacked_layer_share_its_limits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-400: the unpacked store makes 500 folders of a layer that a manifest names 500 times, and
-    each folder had the limits of a layer. Now all copies together have the limits of one layer; an
-    image that has its empty layer often is accepted."""
+    """CWE-400: the unpacked store makes a folder for each time that a manifest names a layer. All
+    these copies together have the limits of one layer; an image that has its empty layer often is
+    accepted."""
     monkeypatch.setattr(SpaceLimit, "limits_of_layer", lambda self: UnpackLimits(entries=100))
     monkeypatch.setitem(ImageService.__init__.__kwdefaults__ or {}, "store", "unpacked")
     large = build.layer({f"f{n}": b"" for n in range(15)})
@@ -258,7 +257,7 @@ def small_disk(size_bytes: int) -> Iterator[Path]:
 
 
 def has_reserve(disk: Path) -> bool:
-    """Return whether the node's reserve of disk space is still free."""
+    """Return whether the disk space that is reserved for the node is still free."""
     statistics = os.statvfs(disk)
     return (
         statistics.f_bavail * statistics.f_frsize > statistics.f_blocks * statistics.f_frsize // 50
@@ -267,9 +266,8 @@ def has_reserve(disk: Path) -> bool:
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
 def test_sparse_files_are_charged_by_blocks(store: str) -> None:
-    """CWE-409: a sparse file with a byte in each block takes 4,096 times its data on the disk, or
-    1,100 times the blob, and filled the disk with the node's reserve. The layer is refused while
-    the reserve is still free."""
+    """CWE-409: a sparse file with one byte in each block takes 4,096 times its data on the disk.
+    The layer is refused while the node's reserve of disk space is still free."""
     count = 20_000
     pairs = ",".join(f"{n * 4096},1" for n in range(count))
     sparse = LayerFile(
@@ -287,9 +285,9 @@ def test_sparse_files_are_charged_by_blocks(store: str) -> None:
 
 
 def test_a_layer_leaves_the_reserve_of_a_disk_that_other_layers_fill(tmp_path: Path) -> None:
-    """CWE-400: a layer's limit was the space that was free at its start, also when other layers
-    were written at the same time. Here the limit is far above the space that is left: both stores
-    refuse the layer while the reserve is still free."""
+    """CWE-400: a layer's limit is the space that is free at its start, which other layers may fill
+    at the same time. Each store refuses the layer while the node's reserve is still free."""
+    # The limit is far above the space that is left.
     content = random.Random(1).randbytes(20 << 20)
     tar = raw_tar(*((str(n), LayerFile(content)) for n in range(4)))
     (tmp_path / "blob").write_bytes(tar)
@@ -323,7 +321,8 @@ SPARSE_BYTES = 64 << 30
 
 @contextmanager
 def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
-    """Return the files of an image of 64 GiB with only five bytes of data."""
+    """Provide the folder of an image's files: one sparse file of 64 GiB with only five bytes of
+    data."""
     pairs = f"0,1,{SPARSE_BYTES // 2},2,{SPARSE_BYTES - 2},2"
     pax = {"GNU.sparse.map": pairs, "GNU.sparse.size": str(SPARSE_BYTES)}
     tar = raw_tar(("data", directory()), ("data/sparse", LayerFile(b"abcde", pax=pax)))
@@ -338,9 +337,8 @@ def image_with_a_sparse_file(folder: Path, store: str) -> Iterator[Path]:
 
 @pytest.mark.parametrize("store", ["unpacked", "mounted"])
 def test_a_sparse_file_below_a_volume_is_copied_sparsely(tmp_path: Path, store: str) -> None:
-    """CWE-409: for an image of 427 bytes with a sparse file of 64 GiB below a VOLUME,
-    CreateContainer wrote all of it. The copy has its size and its data, and takes less than a
-    MiB."""
+    """CWE-409: an image of 427 bytes has a sparse file of 64 GiB below a VOLUME. The copy for a
+    container has its size and its data, and takes less than 4 MiB."""
     volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
     with image_with_a_sparse_file(tmp_path / "image", store) as root:
         anonymous_volumes.fill([volume], [root], lambda: False)
@@ -354,8 +352,8 @@ def test_a_sparse_file_below_a_volume_is_copied_sparsely(tmp_path: Path, store: 
 
 
 def test_copying_a_volume_ends_when_its_caller_gave_up(tmp_path: Path) -> None:
-    """CWE-400: CreateContainer continued to copy volumes after its caller had gone and the pod was
-    about to be removed. The copy checks this at each file and MiB, and ends."""
+    """CWE-400: the caller of CreateContainer has gone, and the pod may be about to be removed.
+    Copying a volume ends at the next file or MiB."""
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (8 << 20))
     volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
@@ -367,7 +365,7 @@ def test_copying_a_volume_ends_when_its_caller_gave_up(tmp_path: Path) -> None:
 
 def test_copying_a_volume_leaves_the_reserve_of_the_disk(tmp_path: Path) -> None:
     """CWE-400: the image's content at a VOLUME is copied for each container. The copy is refused
-    while the node's reserve is still free."""
+    while the node's reserve of disk space is still free."""
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (80 << 20))
     with small_disk(64 << 20) as disk:
@@ -383,8 +381,8 @@ def test_copying_a_volume_leaves_the_reserve_of_the_disk(tmp_path: Path) -> None
 def test_processes_that_work_on_layers_have_a_limit_of_processor_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """CWE-400: a layer may need endless work. Each process that works on layers has a limit of
-    processor time, after which it ends with an error."""
+    """CWE-400: a layer may need endless work. A process that works on layers ends with an error at
+    its limit of processor time."""
     monkeypatch.setattr(jail, "CPU_LIMIT_S", 1)
     reading, writing = os.pipe()
     pid = os.fork()
@@ -407,8 +405,8 @@ def test_processes_that_work_on_layers_have_a_limit_of_processor_time(
 
 @pytest.fixture
 def no_orphans() -> Iterator[None]:
-    """Stop being a subreaper, so that init reaps jobs that end after their zygote, as it does for a
-    server."""
+    """Let init reap jobs that end after their zygote, as it does for a server."""
+    # A subreaper would get them.
     set_child_subreaper(False)
     yield
     set_child_subreaper(True)
@@ -421,9 +419,9 @@ INDEX = "cri_server.images.erofs.build:job"
 async def test_index_processes_are_limited_by_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CWE-770: each pull had a process of up to 768 MiB that makes the index while the layers
-    arrive, and a stalled registry kept four of them for four pulls. Now only a limited number of
-    these processes run at a time, and a complete image does not wait for stalled ones."""
+    """CWE-770: a process of up to 768 MiB makes an image's index while its layers arrive, and a
+    stalled registry would keep one for each pull. Only a limited number of them run at a time, and
+    a complete image does not wait for stalled ones."""
     running, most = set[asyncio.Task[object]](), 0
     run = LayerJobs.run
 
@@ -467,9 +465,9 @@ async def test_index_processes_are_limited_by_turns(
 
 
 async def test_a_lent_turn_is_taken_back_when_needed() -> None:
-    """CWE-667: work that only makes a pull faster must not block other work. It borrows a turn (the
-    right to run one more process), and only while one is free. When other work needs a turn, the
-    task with the oldest borrowed turn is cancelled; other work never loses its turn."""
+    """CWE-667: a task that only makes a pull faster borrows a turn (the right to run one more
+    process) while one is free. When other work needs a turn, the task with the oldest borrowed turn
+    is cancelled; other work never loses its turn."""
     free, watch = turns.Turns(2), Watch(10, "")
     begun: list[int] = []
 
@@ -500,9 +498,8 @@ async def _entered(free: turns.Turns, watch: Watch) -> AsyncIterator[None]:
 
 
 def test_memory_of_all_processes_has_a_limit() -> None:
-    """CWE-770: the limit of one process does not limit the sum. Processes that make indexes get at
-    most a quarter of the node's memory, those that decode streams at most half; one index and four
-    streams are always allowed."""
+    """CWE-770: processes that make indexes get together at most a quarter of the node's memory,
+    those that decode streams at most half. One index and four streams are always allowed."""
     stream = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
     for gib, processors in itertools.product((1, 2, 4, 8, 32, 512), (1, 2, 64)):
         memory = gib << 30

@@ -16,7 +16,8 @@ NO_ATTACKS = ("test_matrix.py", "test_detectors.py")
 
 @cache
 def named_tests(path: Path) -> dict[str, str]:
-    """Return the tests of a file with their docstrings; empty if the file does not exist."""
+    """Return a dict: name -> docstring, of all tests of a file; empty if the file does not
+    exist."""
     if not path.exists():
         return {}
     return {
@@ -32,8 +33,8 @@ def attack_files() -> list[Path]:
 
 
 def test_each_line_names_a_test_that_exists() -> None:
-    """Each line of the table names an existing test. Only the line of an attack that succeeds has a
-    sentence there instead."""
+    """The last column of each line names an existing test. Only for an attack that succeeds
+    (`open`) it has a sentence instead."""
     missing = []
     for attack in attacks():
         file, _, test = attack.test.partition("::")
@@ -85,7 +86,8 @@ def test_lines_are_grouped_by_attacker() -> None:
 
 
 def test_every_attack_has_a_docstring() -> None:
-    """The docstring of each test tells the class, the attack and the evidence."""
+    """The docstring of each test in this folder has more than 60 characters."""
+    # It tells the class, the attack and the evidence.
     short = [
         f"{path.name}::{test}"
         for path in attack_files()

@@ -27,8 +27,8 @@ CLIMB = "../../../../../../../../../.."
 
 
 def observed(config: Config, runtime: Runtime) -> Path:
-    """Add a hook that writes down the container's whole mount table while the host's tree is still
-    mounted in it."""
+    """Add a hook that writes the container's mount table to a file, while the host's tree is still
+    mounted in the container; return the file."""
     table = runtime.folder / "table"
     hook = runtime.folder / "observe"
     if not hook.exists():
@@ -42,8 +42,8 @@ def observed(config: Config, runtime: Runtime) -> Path:
 
 
 def outside_the_root(table: str, root: Path, source: str) -> list[str]:
-    """Return the mounts of this source that no chain of parents connects with the container's
-    root."""
+    """Return the mounts of `source` in the table whose chain of parents does not lead to the
+    container's root."""
     below = str(root.relative_to(next(above for above in root.parents if above.is_mount())))
     wrong = []
     for snapshot in table.split("\n\n"):
@@ -69,6 +69,7 @@ def outside_the_root(table: str, root: Path, source: str) -> list[str]:
         "{canary}",
         CLIMB + "{canary}",
         "/" + CLIMB + "{canary}",
+        # magic links of procfs
         "/proc/self/root{canary}",
         "/proc/1/cwd{canary}",
     ],
@@ -77,9 +78,8 @@ def test_links_in_destinations_do_not_leave_the_root(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
 ) -> None:
     """CVE-2021-30465, CVE-2024-45310 without a race: a folder of the image is a link to a folder of
-    the host, by an absolute path, by `..` and by magic links of procfs; a tmpfs, a folder and a
-    file are mounted beneath. The canary gets no event (inotify), and no mount of the container is
-    outside of its root while the host's tree is still mounted."""
+    the host, and a tmpfs, a folder and a file are mounted beneath. The host's canary is untouched,
+    and each mount is in the container's root."""
     (rootfs / "data").symlink_to(target.format(canary=canary.path))
     (tmp_path / "file").write_text("from the host\n")
 
@@ -99,10 +99,9 @@ def test_links_in_destinations_do_not_leave_the_root(
 def test_a_destination_swapped_during_the_mount_stays_in_the_root(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-30465, CVE-2024-45310: two containers share a volume; the first swaps vol/d with a
-    link to the host's canary, the second is started with mounts beneath vol/d and is stopped before
-    each mkdirat, open_tree and move_mount. The canary gets no event, and each marker is mounted
-    beneath the container's root. The test fails when destinations are opened without IN_ROOT."""
+    """CVE-2021-30465, CVE-2024-45310: two containers share a volume. The first swaps a folder with
+    a link to the host's canary while the second is started with mounts beneath this folder. The
+    canary is untouched, and each mount is in the container's root."""
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
     (volume / "link").symlink_to(canary.path)
@@ -128,8 +127,8 @@ def test_a_destination_swapped_during_the_mount_stays_in_the_root(
 def test_a_swapped_working_directory_stays_in_the_root(
     runtime: Runtime, rootfs: Path, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2024-45310 by process.cwd, which the runtime makes when it is missing, while a folder on
-    its path is swapped with a link to the canary. The canary gets no event."""
+    """CVE-2024-45310 by process.cwd: while the runtime makes the missing working directory, a
+    folder on its path is swapped with a link to the host's canary. The canary is untouched."""
     volume = tmp_path / "volume"
     (volume / "d").mkdir(parents=True)
     (volume / "link").symlink_to(str(canary.path))
@@ -150,8 +149,8 @@ def test_a_swapped_working_directory_stays_in_the_root(
 def test_tmpcopyup_copies_only_from_the_image(
     runtime: Runtime, rootfs: Path, canary: Canary
 ) -> None:
-    """tmpcopyup reads the folder that its destination covers, and the image has a link to the
-    host's canary there. The canary is not opened, and the container has none of its content."""
+    """tmpcopyup copies the folder that a tmpfs covers, and the image has a link to the host's
+    canary there. The canary is not opened, and the container has none of its content."""
     (rootfs / "data").symlink_to(canary.path)
     result = runtime.run(
         "sh",
@@ -163,13 +162,13 @@ def test_tmpcopyup_copies_only_from_the_image(
 
 
 def test_tmpcopyup_opens_no_special_files(runtime: Runtime, rootfs: Path, canary: Canary) -> None:
-    """tmpcopyup finds a link, a pipe, a socket and a device in the folder. The runtime, which has
-    no device filter, opens none of them (a device may be the machine's watchdog): the copy ends,
-    links stay links, and inotify reports no open."""
+    """tmpcopyup copies a folder with a link, a pipe, a socket and a device. The runtime, which has
+    no device filter, opens none of them, and links stay links."""
     data = rootfs / "data"
     data.mkdir()
     (data / "link").symlink_to(canary.path / "passwd")
     os.mkfifo(data / "pipe")
+    # A device may be the machine's watchdog.
     os.mknod(data / "device", stat.S_IFCHR | 0o600, os.makedev(1, 5))
     with socket.socket(socket.AF_UNIX) as s:
         here = os.open(data, os.O_PATH)
@@ -189,8 +188,8 @@ def test_tmpcopyup_opens_no_special_files(runtime: Runtime, rootfs: Path, canary
 
 @pytest.mark.parametrize("destination", ["/", "//", "/.", "/..", "/x/..", "/../../.."])
 def test_a_mount_over_the_root_is_refused(runtime: Runtime, destination: str) -> None:
-    """A destination with `..` that ends at the root would replace the container's root. Create
-    refuses the mount."""
+    """A mount whose destination is the root, mostly by `..`, would replace the container's root.
+    Create refuses the mount."""
     refused(runtime.run("true", change=lambda c: c["mounts"].append(mount(destination))), "root")
 
 
@@ -198,7 +197,8 @@ def test_a_mount_over_the_root_is_refused(runtime: Runtime, destination: str) ->
 def test_unusual_spellings_of_destinations_are_accepted(
     runtime: Runtime, tmp_path: Path, place: str
 ) -> None:
-    """Only attacks are refused: destinations with unusual but harmless spellings are accepted."""
+    """Only attacks are refused: a volume is mounted at a destination with an unusual but harmless
+    spelling."""
     (tmp_path / "v").mkdir()
     (tmp_path / "v/file").write_text("volume\n")
     result = runtime.run(
@@ -210,9 +210,9 @@ def test_unusual_spellings_of_destinations_are_accepted(
 def test_a_source_by_descriptor_is_not_looked_up_again(
     runtime: Runtime, probe: Path, tmp_path: Path, canary: Canary
 ) -> None:
-    """Swapped sources (class of kubelet's subPath, CVE-2021-25741): the caller has looked the
-    source up and passes it as /proc/PID/fd/N, and an attacker swaps its name with a link to the
-    host's canary. The container sees the folder of the descriptor, and the canary is untouched."""
+    """Swapped sources (like CVE-2021-25741, kubelet's subPath): the caller passes a source as
+    /proc/PID/fd/N, and an attacker swaps its name with a link to the host's canary. The container
+    sees the folder of the descriptor, and the canary is untouched."""
     chosen, link = tmp_path / "chosen", tmp_path / "link"
     chosen.mkdir()
     (chosen / "mine").write_text("chosen\n")
@@ -234,7 +234,7 @@ def test_a_source_by_descriptor_is_not_looked_up_again(
 
 
 def exchanged(chosen: Path, canary: Canary) -> None:
-    """Make `chosen` a link to the canary."""
+    """Replace the folder `chosen` by a link to the canary."""
     chosen.rename(chosen.with_name("taken"))
     chosen.symlink_to(canary.path)
 
@@ -242,9 +242,9 @@ def exchanged(chosen: Path, canary: Canary) -> None:
 def test_a_source_swapped_during_create_is_not_mounted(
     runtime: Runtime, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-25741: `create` looks up an ordinary source, and the container's process opens it
-    later. In between the source's owner replaces it by a link to the host's canary. Create fails
-    with the reason, and nothing is mounted or read."""
+    """CVE-2021-25741: `create` looks up a source, and the container's process opens it later. In
+    between the source's owner replaces it by a link to the host's canary. Create fails with the
+    reason, and the canary is untouched."""
     chosen = tmp_path / "volume/chosen"
     chosen.mkdir(parents=True)
     box = runtime.box("sleep", "60", change=lambda c: c["mounts"].append(bind(chosen, "/v")))
@@ -298,8 +298,8 @@ def test_links_in_sources_are_followed_by_create(runtime: Runtime, tmp_path: Pat
 
 
 def test_mounts_of_the_container_do_not_reach_the_host(runtime: Runtime, tmp_path: Path) -> None:
-    """A container with CAP_SYS_ADMIN mounts over its volumes and its root. The host's mount table
-    stays the same before, during and after (the ledger counts mounts, too)."""
+    """A container with CAP_SYS_ADMIN mounts over its volumes and its root. None of these mounts
+    appears in the host's mount table."""
     (tmp_path / "v").mkdir()
     before = Path("/proc/self/mountinfo").read_text()
 

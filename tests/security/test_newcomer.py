@@ -21,7 +21,7 @@ Config = dict[str, Any]
 
 
 class Spy:
-    """Runs a container that spies until the test reads its report."""
+    """A container that tries to inspect the runtime's processes until the test reads its report."""
 
     def __init__(self, runtime: Runtime, user: int = 0) -> None:
         def change(config: Config) -> None:
@@ -39,11 +39,11 @@ class Spy:
         return b"getfd" in self.out.read_bytes()
 
     def report(self) -> Counter[str]:
-        """Return the spy's successes and failures; the last line is the number of processes that it
-        saw."""
+        """Stop the spy; return a counter of its successes and failures."""
         self.box.kill("TERM").ok()
         assert self.child.wait(60) == 0
         _, *lines, last = self.out.read_text().splitlines()
+        # The last line is the number of processes that the spy saw.
         assert int(last.split()[1]) > 0, "the spy saw no process, so the test proves nothing"
         return Counter(lines)
 
@@ -54,10 +54,9 @@ def nothing_done(report: Counter[str]) -> None:
 
 
 def test_a_process_that_waits_for_start_cannot_be_inspected(runtime: Runtime) -> None:
-    """CVE-2016-9962: two containers share a pid namespace and have the same user and capabilities;
-    one is created and waits, the other spies on it by /proc/PID/{root,cwd,exe,fd,environ,mem,maps},
-    ptrace and pidfd_getfd. Each attempt fails with EACCES or EPERM, because the launcher is not
-    dumpable. The test fails when PR_SET_DUMPABLE is left out."""
+    """CVE-2016-9962: two containers share a pid namespace and have the same user and capabilities.
+    One waits for start; the other spies on it by /proc/PID/{root,cwd,exe,fd,environ,mem,maps},
+    ptrace and pidfd_getfd. Each attempt fails, because the launcher is not dumpable."""
     spy = Spy(runtime)
     pid = runtime("state", spy.box.id).ok().json["pid"]
     kinds = [{"type": kind} for kind in ("network", "ipc", "uts", "mount", "cgroup")]
@@ -84,11 +83,12 @@ def test_a_process_that_waits_for_start_cannot_be_inspected(runtime: Runtime) ->
 
 
 def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
-    """CVE-2016-9962 for exec: strace delays setresuid, capset, chdir and execve of the entering
-    process, and a spy with the same user (0, then 1000) inspects it. Each attempt fails. Each
-    change of ids resets the dumpable flag to fs.suid_dumpable, and the launcher clears it again."""
+    """CVE-2016-9962 for exec: a spy with the same user inspects the entering process while it
+    changes its ids and until its execve. Each attempt fails."""
     for user in (0, 1000):
         spy = Spy(runtime, user)
+        # Each change of ids resets the dumpable flag to fs.suid_dumpable; the launcher clears it
+        # again.
         slow = slowly(runtime, ["setresuid", "capset", "chdir", "execve"], 25)
         for number in itertools.count(1):
             slow("exec", spy.box.id, "true")
@@ -100,8 +100,8 @@ def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
 def test_a_process_is_not_dumpable_after_the_change_of_ids(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """/proc/PID of a waiting process with user 1000 belongs to root, which is how the kernel shows
-    that it is not dumpable (proc(5))."""
+    """/proc/PID of a created container with uid 1000 belongs to root: so the kernel shows that the
+    process is not dumpable (proc(5))."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}

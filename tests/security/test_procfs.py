@@ -1,5 +1,5 @@
-"""Attacks on writes to procfs: they must reach the real one, and no other folder may pass for
-/proc.
+"""Attacks on the runtime's writes to procfs, which must reach the real procfs: no other folder may
+pass for /proc.
 
 Classes: CVE-2019-16884 (a volume over /proc), CVE-2019-19921, CVE-2023-27561, CVE-2023-28642,
 CVE-2025-54867 (/proc or /sys as a symbolic link of the image), CVE-2025-52881 and CVE-2025-62596
@@ -60,9 +60,9 @@ def fake_proc(folder: Path) -> Path:
 def test_proc_as_a_link_of_the_image_is_refused(
     runtime: Runtime, rootfs: Path, canary: Canary, name: str, target: str
 ) -> None:
-    """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867: the image's /proc (or
-    /sys) is a symbolic link to a folder of the image, to a missing path, to the root, or out of it.
-    Create fails with the reason, and the canary is untouched."""
+    """CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, youki CVE-2025-54867: the image's /proc or
+    /sys is a symbolic link to another folder, to a missing path, to the root, or to the host.
+    Create fails with the reason, and the host's canary is untouched."""
     (rootfs / "elsewhere").mkdir()
     (rootfs / name).rmdir()
     (rootfs / name).symlink_to(target.format(canary=canary.path))
@@ -72,9 +72,8 @@ def test_proc_as_a_link_of_the_image_is_refused(
 def test_proc_swapped_with_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, probe: Path, canary: Canary
 ) -> None:
-    """CVE-2019-19921, the race: a second container on the same root continuously swaps /proc and a
-    link, and the runtime is stopped before each move_mount. Each container that starts has a procfs
-    at exactly /proc, and the canary is untouched."""
+    """CVE-2019-19921 with a race: a second container on the same root swaps /proc with a link while
+    the runtime mounts procfs. Procfs is never mounted at the link's target."""
     fake = fake_proc(rootfs / "fake")
     (rootfs / "proc-link").symlink_to("/fake")
     slow, started = slowly(runtime, ["move_mount"], 3), 0
@@ -114,8 +113,7 @@ def test_a_volume_over_proc_is_refused(
     runtime: Runtime, tmp_path: Path, destination: str, kind: str
 ) -> None:
     """CVE-2019-16884: the image demands a volume at /proc or inside, with files that look like a
-    procfs, so that the runtime would write labels there. Create fails, and the error names the type
-    or the path."""
+    procfs, so that the runtime would write labels there. Create fails."""
     fake = fake_proc(tmp_path / "fake")
     entry = bind(fake, destination) if kind == "bind" else mount(destination)
     result = runtime.run("true", change=lambda config: config["mounts"].append(entry))
@@ -134,11 +132,10 @@ def test_a_volume_over_proc_is_refused(
 def test_a_volume_that_a_link_leads_into_proc_is_refused(
     runtime: Runtime, rootfs: Path, tmp_path: Path, kind: str, link: str, prepared: bool
 ) -> None:
-    """CVE-2019-16884 by another way: the image has a link /data -> /proc/…, and the volume is
-    mounted at /data, so that a check of the text finds nothing. With `prepared` the image has such
-    folders, so that the link leads to one of them before there is a procfs. Create fails with the
-    error of the check."""
+    """CVE-2019-16884 through a link: a volume is mounted at /data, which the image makes a link to
+    /proc/…, so that a check of the text /data finds nothing. Create fails."""
     (rootfs / "data").symlink_to(link)
+    # The link leads to a folder of the image before procfs is mounted.
     if prepared and link != "/proc":
         (rootfs / ("proc/" + link.partition("proc/")[2])).mkdir(parents=True)
     entry = bind(fake_proc(tmp_path / "fake"), "/data") if kind == "bind" else mount("/data", kind)
@@ -171,10 +168,9 @@ def test_a_bind_over_proc_may_be_a_procfs(runtime: Runtime) -> None:
 def test_sysctls_are_not_written_through_the_containers_proc(
     runtime: Runtime, rootfs: Path, tmp_path: Path
 ) -> None:
-    """CVE-2025-52881: a hook covers /proc/sys/net/ipv4/ip_forward in the container's mount
-    namespace with a file, as a racing mount would. The container sees this file, which stays
-    unchanged, and the runtime changes the setting of the container's network namespace through
-    another procfs."""
+    """CVE-2025-52881: a hook covers ip_forward in the container's /proc with a file, as a racing
+    mount would. The runtime sets the sysctl through another procfs, and the file stays
+    unchanged."""
     (rootfs / "fake").write_text("fake\n")
     (rootfs / "other").mkdir()
     hook = tmp_path / "cover"
@@ -197,9 +193,8 @@ def test_sysctls_are_not_written_through_the_containers_proc(
 
 
 def test_sysctls_are_written_through_a_detached_procfs(runtime: Runtime, tmp_path: Path) -> None:
-    """CVE-2025-52881: the trace of system calls shows that openat2 opens the file relative to a
-    descriptor of a detached procfs root, with NO_XDEV, NO_SYMLINKS and BENEATH, and that no call
-    opens a file by a path below the container's /proc."""
+    """CVE-2025-52881: the runtime opens a sysctl's file beneath the root of a detached procfs,
+    across no mount and no link. It opens no file by a path below the container's /proc."""
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat,openat2,write,pivot_root")
     linux = {"sysctl": {"net.ipv4.ip_forward": "1"}}
@@ -226,10 +221,9 @@ def test_sysctls_are_written_through_a_detached_procfs(runtime: Runtime, tmp_pat
     "OffsetClocks((('monotonic', 9, 0),))"]
 )  # fmt: skip
 def test_the_launcher_refuses_a_proc_that_is_no_procfs(tmp_path: Path, op: str) -> None:
-    """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: the launcher is to write labels, score and
-    clock offsets in a joined mount namespace, which may be a container's. /proc is a tmpfs there,
-    with the same files in thread-self and self. The launcher refuses, and the fake files stay
-    empty. The test needs no security module."""
+    """CVE-2019-16884, CVE-2023-28642, CVE-2025-52881: the launcher is to write labels, OOM score
+    and clock offsets in a joined mount namespace, where /proc is a folder with files of the same
+    names. The launcher refuses, and the files stay empty."""
     fake = fake_proc(tmp_path / "fake")
     for name in ("attr/keycreate", "timens_offsets"):
         (fake / "self" / name).write_text("")
@@ -246,6 +240,7 @@ def test_the_launcher_refuses_a_proc_that_is_no_procfs(tmp_path: Path, op: str) 
         f"mount --bind /proc {tmp_path}/real && mount --bind {fake} /proc && exec {sys.executable}"
         ' -c "$0"'
     )
+    # No security module is needed: the launcher checks /proc before it writes.
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", script, program]
     result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 1 and "/proc is no procfs" in result.stderr, result.stderr
@@ -258,9 +253,9 @@ def test_the_launcher_refuses_a_proc_that_is_no_procfs(tmp_path: Path, op: str) 
 def test_files_of_the_process_are_written_beneath_proc_without_links(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """CVE-2025-52881: another real file of procfs is bound over the intended one. The trace of
-    system calls shows that the launcher opens the file beneath /proc across no mount and no magic
-    link, for its own thread, before it enters a namespace of the container."""
+    """CVE-2025-52881: another file of procfs could be bound over the intended one. The launcher
+    opens the file beneath /proc across no mount and no magic link, before it enters a namespace of
+    the container."""
     log = tmp_path / "calls"
     watched = traced(runtime, log, "openat2,clone3,setns")
     change = {"oomScoreAdj": 321}
@@ -290,9 +285,9 @@ def test_files_of_the_process_are_written_beneath_proc_without_links(
     ],
 )  # fmt: skip
 def test_sysctls_of_the_machine_are_refused(runtime: Runtime, key: str) -> None:
-    """CVE-2022-0811 and CVE-2025-52881: keys climb, mix separators or name settings of the machine.
-    Create fails, and core_pattern and similar settings stay the same (a fixture checks them around
-    each test)."""
+    """CVE-2022-0811 and CVE-2025-52881: names of sysctls climb by `..`, mix separators or name
+    settings of the machine. Create fails, and core_pattern and similar settings stay the same."""
+    # A fixture checks the settings around each test.
     refused(runtime.run("true", sysctl={key: "|/evil"}))
 
 
@@ -306,8 +301,8 @@ def test_a_sysctls_value_with_a_second_setting_is_refused(runtime: Runtime, valu
 
 
 def test_a_sysctl_needs_a_namespace_of_the_container(runtime: Runtime) -> None:
-    """A setting of a namespace that the container shares with the host would change the host.
-    Create refuses the setting, and the host stays the same."""
+    """If a container shares a namespace with the host, a sysctl of this namespace would change the
+    host. Create refuses the sysctl."""
     kinds = [{"type": kind} for kind in ("pid", "mount", "cgroup")]
     for key in (
         "net.ipv4.ip_forward",
@@ -322,16 +317,16 @@ def test_a_sysctl_needs_a_namespace_of_the_container(runtime: Runtime) -> None:
 
 
 def test_a_container_has_only_its_own_procfs(runtime: Runtime) -> None:
-    """No descriptor of the runtime's procfs is left in the container. Pid 1 of its /proc is the
-    container, and no further descriptor is open."""
+    """The runtime writes sysctls through a procfs of its own. The container has no descriptor of
+    that procfs and sees only its own processes in /proc."""
     script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/1/comm"
     out = runtime.shell(script, sysctl={"net.ipv4.ip_forward": "1"}).out
     assert out.split()[0] == "4" and int(out.split()[1]) <= 4, out
 
 
 def test_a_container_cannot_write_to_the_machines_part_of_proc(runtime: Runtime) -> None:
-    """With the paths of `spec`, root of the container can change no setting of the machine in
-    /proc. Each write fails."""
+    """With the masked and read-only paths of `pyrunc spec`, root of the container cannot write to
+    settings of the machine in /proc."""
     places = ["/proc/sys/kernel/core_pattern", "/proc/sysrq-trigger", "/proc/sys/kernel/modprobe",
         "/proc/irq/default_smp_affinity",
               "/proc/sys/vm/panic_on_oom", "/proc/fs", "/proc/bus"]  # fmt: skip
@@ -345,13 +340,13 @@ def test_a_container_cannot_write_to_the_machines_part_of_proc(runtime: Runtime)
 
 
 def test_a_container_cannot_mount_an_uncovered_procfs(runtime: Runtime) -> None:
-    """In a container with CAP_SYS_ADMIN in its own user namespace a fresh procfs would show the
-    masked files (mount_too_revealing). The kernel refuses the mount, because our procfs is partly
-    covered."""
+    """A new procfs, mounted with CAP_SYS_ADMIN in a new user namespace, would show the container's
+    masked files. The kernel refuses the mount."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}
 
+    # mount_too_revealing() of the kernel: the container's own procfs is partly covered.
     script = "unshare -Ur true && ! unshare -Urmpf --mount-proc=/tmp true"
     runtime.shell(
         script, change=change, maskedPaths=["/proc/timer_list"], readonlyPaths=["/proc/sys"]

@@ -1,4 +1,5 @@
-"""Attacks on the parent's half of a start by the process that it starts (CVE-2021-43784's family).
+"""Attacks on the runtime by the process that it starts, over the launcher's socket
+(CVE-2021-43784's family).
 
 After pivot_root the process runs in the container, where a neighbour with CAP_SYS_PTRACE could
 control it. Here a program that sends the test's messages on the launcher's socket replaces the
@@ -94,7 +95,8 @@ def frame(tag: int, value: int = 0, extra: int = 0, *, op: int = 0, fds: int = 0
 
 
 def answer_to(frames: bytes) -> str:
-    """Return the parent's reply to these frames; assert that it never accepts a start."""
+    """Return the runtime's error after these frames of the launcher, or `believed` if it accepts
+    them."""
     reading, writing = os.pipe()
     writer = threading.Thread(target=lambda: (os.write(writing, frames), os.close(writing)))
     plan = model.Plan(
@@ -121,7 +123,8 @@ def descriptors() -> int:
 
 @pytest.fixture
 def stranger() -> Iterator[int]:
-    """Return a process that is not our child: a grandchild whose parent lives."""
+    """Return the pid of a process that is not a child of the runtime."""
+    # a grandchild, whose parent lives
     with subprocess.Popen(
         ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True
     ) as shell:
@@ -132,8 +135,8 @@ def stranger() -> Iterator[int]:
 
 
 def test_a_reported_pid_must_be_a_child_of_the_runtime(stranger: int) -> None:
-    """The runtime kills the process with the reported pid when the start fails. It takes neither a
-    stranger's pid, nor 0, -1, 1 or one out of range, and the stranger lives."""
+    """The launcher reports a pid, which the runtime kills when the start fails. The runtime accepts
+    neither a stranger's pid nor 0, -1, 1 or one out of range, and the stranger lives."""
     for pid in (stranger, os.getppid(), 0, -1, 1, 2**31, 2**63 - 1, -(2**63), os.getpid()):
         text = answer_to(frame(PID, pid) + frame(READY))
         assert "not a child of this process" in text, (pid, text)
@@ -141,8 +144,8 @@ def test_a_reported_pid_must_be_a_child_of_the_runtime(stranger: int) -> None:
 
 
 def test_a_second_report_of_a_pid_is_an_error() -> None:
-    """The start fails with an error if two reports name a child of ours. Child and launcher are
-    reaped."""
+    """When the launcher reports a child of the runtime twice, the start fails with an error, and
+    child and launcher are reaped."""
     child = subprocess.Popen(["sleep", "60"])
     text = answer_to(frame(PID, child.pid) + frame(PID, child.pid))
     assert "two processes" in text or "not a child" in text, text
@@ -150,9 +153,9 @@ def test_a_second_report_of_a_pid_is_an_error() -> None:
 
 
 def test_any_frames_end_in_an_error_without_leaks() -> None:
-    """A hundred and fifty random conversations have known and unknown tags, numbers at the limits,
-    wrong lengths, and up to sixteen descriptors with each frame. Each ends in an error of ours,
-    never in a start, with as many descriptors and children as before."""
+    """A false launcher sends random frames: unknown tags, numbers at the limits, wrong lengths, up
+    to sixteen descriptors. Each start ends in an error of the runtime, and no descriptor is
+    leaked."""
     rng = random.Random(3)
     tags = [
         PID,

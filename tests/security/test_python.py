@@ -1,7 +1,7 @@
 """Attacks with code of a container that must never run in the runtime.
 
-The image is full of modules, libraries and configuration that an interpreter or libc would load,
-each of which would leave a mark; so is the folder in which the runtime is called.
+The image and the runtime's working directory are full of modules, libraries and configuration that
+an interpreter or libc would load; each would leave a mark.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def trap(folder: Path, mark: Path) -> None:
 @pytest.fixture
 def mark(tmp_path: Path, rootfs: Path) -> Path:
     """Put modules and libraries that make a file when they are loaded into the image and a folder.
-    Return this file: it must appear neither on the host nor in the image."""
+    Return the path of this file."""
     path = tmp_path / "mark"
     for place in (
         "usr/lib/python3.11",
@@ -78,10 +78,9 @@ def mark(tmp_path: Path, rootfs: Path) -> Path:
 
 
 def test_no_module_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark: Path) -> None:
-    """The test runs every way through the runtime: run, create and start, exec, a terminal, a
-    filter, hooks, unknown users, and errors (which load traceback and linecache), called in a
-    folder with the traps, with PYTHONPATH in the container's environment and the caller's. The mark
-    exists neither on the host nor in the image."""
+    """The image, the working directory and the environment offer hostile modules and libraries to
+    run, create, start and exec, also with a terminal, a filter, hooks, unknown users and errors.
+    None is loaded: their mark exists neither on the host nor in the image."""
     seccomp = {
         "defaultAction": "SCMP_ACT_ALLOW",
         "syscalls": [{"names": ["reboot"], "action": "SCMP_ACT_ERRNO"}],
@@ -118,6 +117,7 @@ def test_no_module_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark
     box.exec("nosuchprogram", **here).fails("", code=255)
     box.exec("true", options=["--cwd", "/no/such", "--user", "77:88"], **here)
     runtime("state", box.id, **here).ok()
+    # Errors load traceback and linecache.
     for broken in (
         {"args": ["/etc"]},
         {"cwd": "/etc/passwd"},
@@ -137,10 +137,11 @@ def test_no_module_of_the_image_is_loaded(runtime: Runtime, tmp_path: Path, mark
 
 
 def test_the_interpreter_runs_in_isolated_mode(runtime: Runtime) -> None:
-    """The first line of the installed `pyrunc` script has `-I` and `-S` (or a program starts the
-    interpreter), and only root can write to the script and its package."""
+    """The installed `pyrunc` starts the interpreter with `-I` and `-S`, and only root can write to
+    the script and its package."""
     program = Path(runtime.program[0])
     first = program.read_bytes()[:64].split(b"\n")[0]
+    # Otherwise a program starts the interpreter.
     if first.startswith(b"#!"):
         flags = first.split()[1]
         assert flags.startswith(b"-") and b"I" in flags and b"S" in flags
@@ -164,8 +165,7 @@ BANNED = {"shutil", "tempfile", "glob", "pathlib"}
 
 def test_modules_for_a_containers_files_join_no_paths() -> None:
     """Modules that touch a container's files import no path functions and never join a path to that
-    of the container's root. The test reads their syntax trees; os.path.join is only for the bundle
-    and for our own program."""
+    of the container's root."""
     files = [
         f
         for name in NEAR_ROOTS
@@ -191,6 +191,7 @@ def test_modules_for_a_containers_files_join_no_paths() -> None:
                 "os.walk",
             ):
                 words = ast.unparse(node)
+                # os.path.join is only for the bundle and for the runtime's own files.
                 assert ast.unparse(node.func) == "os.path.join", (file, words)
                 assert (
                     "bundle" in words
@@ -201,8 +202,8 @@ def test_modules_for_a_containers_files_join_no_paths() -> None:
 
 
 def test_a_container_inherits_no_settings_of_the_caller(runtime: Runtime) -> None:
-    """With a hostile environment of the caller, the kernel's files inside show environment, umask,
-    nice value, signals and limits of the configuration."""
+    """The caller of `run` has hostile environment variables. The container has environment and
+    umask of the configuration."""
     env = {"LD_PRELOAD": "/evil.so", "CALLER": "secret", "PYTHONINSPECT": "1"}
     box = runtime.box(
         "sh", "-c", "cat /proc/self/environ; umask; grep -E 'Sig(Ign|Blk)' /proc/self/status"

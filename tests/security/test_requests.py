@@ -23,17 +23,18 @@ Config = dict[str, Any]
 
 
 def clean(result: Any) -> None:
-    """Assert that a check refuses the command with one line of error, without a traceback or an
-    internal error."""
+    """Assert that the command fails with one line of error, without a traceback or an internal
+    error."""
     refused(result)
     assert "Traceback" not in result.err and "internal error" not in result.err, result
     assert len(result.err.strip().splitlines()) == 1, result
 
 
 def test_seventy_thousand_mappings_are_refused(runtime: Runtime) -> None:
-    """CVE-2021-43784: the map is so long that a 16-bit length overflows, and the rest would be read
-    as other attributes (no namespaces). The command fails with a clean error (the kernel accepts
-    340 lines), and no process runs."""
+    """CVE-2021-43784: config.json has so many id mappings that a 16-bit length overflows, and the
+    rest would be read as other attributes (no namespaces). The command fails with a clean error,
+    and no process runs."""
+    # The kernel accepts 340 lines.
     lines = [{"containerID": n, "hostID": 100000 + n, "size": 1} for n in range(70000)]
 
     def change(config: Config) -> None:
@@ -45,8 +46,8 @@ def test_seventy_thousand_mappings_are_refused(runtime: Runtime) -> None:
 
 def test_large_strings_arrive_whole_or_are_refused(runtime: Runtime) -> None:
     """CVE-2021-43784 in other fields: environment, arguments, annotations, working directory and
-    sources. Strings below the kernel's limits arrive byte by byte, longer ones end in a clean
-    error, and the namespaces are the container's own either way."""
+    sources. Strings below the kernel's limits arrive unchanged, longer ones end in a clean error,
+    and the container has its own namespaces."""
     fits, many = "x" * 131000, [f"V{n}={'y' * 1000}" for n in range(1000)]
     result = runtime.run(
         "sh",
@@ -99,8 +100,8 @@ def test_a_nul_in_any_text_is_refused(runtime: Runtime, path: str) -> None:
     ],
 )  # fmt: skip
 def test_a_configuration_that_is_no_object_is_refused(runtime: Runtime, text: str) -> None:
-    """Python's JSON parser would accept these configurations or recurse into them. The command
-    fails with a clean error."""
+    """Python's JSON parser would accept or recurse into these texts, such as NaN or deep nesting.
+    As config.json they are refused with a clean error."""
     box = runtime.box("true")
     (box.folder / "config.json").write_text(text)
     clean(box.create())
@@ -128,8 +129,8 @@ def test_a_configuration_that_is_no_object_is_refused(runtime: Runtime, text: st
     ],
 )  # fmt: skip
 def test_values_of_the_wrong_type_are_refused(runtime: Runtime, path: str, value: Any) -> None:
-    """`true` is no number, 1 is no truth, and no value is cut to 32 bits or taken letter by letter.
-    The command fails: a protection with an invalid value is never silently off."""
+    """config.json has a text for a boolean, 1 for `true`, or a number over 32 bits. The command
+    fails, so that a protection with an invalid value is never silently off."""
 
     def change(config: Config) -> None:
         target: Any = config
@@ -142,8 +143,8 @@ def test_values_of_the_wrong_type_are_refused(runtime: Runtime, path: str, value
 
 
 def test_the_last_of_two_equal_keys_counts(runtime: Runtime) -> None:
-    """Ambiguous JSON: every other reader of the file (Go, C) uses the last of two equal keys, too,
-    so no checker before the runtime sees another value. The program of the last key runs."""
+    """Ambiguous JSON: config.json has one key twice. The last value counts, as for readers in Go
+    and C, so that a checker before the runtime sees no other value."""
     box = runtime.box("true")
     text = (box.folder / "config.json").read_text()
     (box.folder / "config.json").write_text(
@@ -176,8 +177,8 @@ IDS = [
 
 
 def test_ids_with_path_tricks_are_refused(runtime: Runtime, tmp_path: Path) -> None:
-    """Each command gets ids with path tricks. Its exit code is not 0, the state folder and its
-    parent have no new files, and there is no traceback; a valid id works."""
+    """Each command refuses container ids such as `../x`: no file is made in or beside the state
+    folder, and there is no traceback."""
     box = runtime.box("true")
     runtime.root.mkdir()
     before = sorted(os.listdir(tmp_path))
@@ -198,8 +199,8 @@ def test_ids_with_path_tricks_are_refused(runtime: Runtime, tmp_path: Path) -> N
 def test_files_that_are_no_regular_files_are_refused(
     runtime: Runtime, tmp_path: Path, kind: str
 ) -> None:
-    """config.json and --process are an endless device, a folder, or a circle of links. The command
-    fails in time, with bounded memory (300 MB of address space)."""
+    """config.json, or the file of `exec --process`, is an endless device, a folder, or a circle of
+    links. The command fails in time, with bounded memory (300 MB of address space)."""
     place = tmp_path / "what"
     if kind == "folder":
         place.mkdir()
@@ -224,8 +225,8 @@ def test_files_that_are_no_regular_files_are_refused(
 
 
 def test_a_tampered_state_does_not_signal_another_process(runtime: Runtime) -> None:
-    """A state.json names another process (a pid that was used again). kill and delete do not signal
-    it, because its start time differs."""
+    """state.json names the pid of another process, as after a reuse of the pid. `kill` does not
+    signal this process, because its start time differs."""
     victim = subprocess.Popen(["sleep", "60"])
     # The unit of start times. A container starts within one unit; a pid is not used again within
     # one unit.
@@ -250,8 +251,8 @@ def test_a_tampered_state_does_not_signal_another_process(runtime: Runtime) -> N
 
 
 def test_the_state_is_only_accessible_to_its_owner(runtime: Runtime) -> None:
-    """CVE-2021-41103's class for the command line, under umask 0: the state folder and its files
-    belong to the owner alone, and no other user can connect to the start socket."""
+    """CVE-2021-41103's class for the command line, under umask 0: the state folders belong to the
+    owner alone, and another user can neither list them nor connect to the start socket."""
     box = runtime.box("true")
     before = os.umask(0)
     try:

@@ -56,7 +56,8 @@ def containers_are_removed(server: Server) -> Iterator[None]:
 
 
 def image(server: Server, files: dict[str, Any] | None = None, **config: Any) -> api.ImageSpec:
-    """Load a busybox image with these files on top and this configuration."""
+    """Load a busybox image with these additional files and configuration fields; return its
+    reference."""
     name = f"registry.test/hostile:{next(_numbers)}"
     layers = [*build.busybox().layers, *([build.layer(files)] if files else [])]
     server.load_image(
@@ -96,8 +97,8 @@ def context(**fields: Any) -> api.LinuxContainerConfig:
 
 def test_the_server_has_no_abstract_sockets(server: Server, pod: str) -> None:
     """CVE-2020-15257: a container with host networking sees the abstract sockets of all programs of
-    the host. The kernel's list in this network namespace, which is the server's, has none of ours,
-    and no socket of ours can be reached by a path of the container."""
+    the host. The server has none, and the container cannot reach the server's other sockets by a
+    path."""
     code, lines = outcome(server, pod, "cat", "/proc/net/unix")
     assert code == 0 and len(lines) > 2, "the server's own sockets must be in the list"
     assert not [line for line in lines if "@" in line]
@@ -105,9 +106,9 @@ def test_the_server_has_no_abstract_sockets(server: Server, pod: str) -> None:
 
 
 def test_other_users_cannot_reach_sockets_and_folders(server: Server, pod: str) -> None:
-    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621: the folders existed before with mode 0777,
-    and the server was started under umask 0. For uid 65534 every connect and every listing fails
-    with EACCES, and no folder has a mode above 0711."""
+    """CVE-2020-15257, CVE-2021-41103, CVE-2024-25621: the server starts under umask 0 with folders
+    of mode 0777. For uid 65534 every connect and every listing fails, and no folder has a mode
+    above 0711."""
     container = server.launch(pod, container_config(server))
     folders = [server.root, server.state, *(p for p in server.state.rglob("*") if p.is_dir()),
                *(p for p in server.root.glob("*/") if p.is_dir()),
@@ -189,10 +190,10 @@ NUMBERS = ["1000", "4294967296", "2147483648", "99999999999999999999", "9" * 60,
 
 @pytest.mark.requirement("8.3")
 def test_a_numeric_user_is_never_taken_for_a_name(server: Server, pod: str) -> None:
-    """CVE-2024-40635, CVE-2026-46680: the image's /etc/passwd has accounts with these numbers as
-    *names* and with uid 0, and its USER, or the caller, demands the number. The process has this
-    number in the kernel's status, or CreateContainer fails with INVALID_ARGUMENT; it never has uid
-    0, which kubelet's runAsNonRoot would not have noticed."""
+    """CVE-2024-40635, CVE-2026-46680: accounts in the image's /etc/passwd have numbers as names,
+    and uid 0. If the image's USER or the caller demands such a number, the process has it as its
+    uid, or CreateContainer fails."""
+    # kubelet's runAsNonRoot would not notice uid 0.
     passwd = ACCOUNTS + "".join(f"{n}:x:0:0::/root:/bin/sh\n" for n in NUMBERS)
     group = "root:x:0:\n" + "".join(f"{n}:x:0:\n" for n in NUMBERS)
     show = ("grep", "-E", "^(Uid|Gid):", "/proc/self/status")
@@ -214,9 +215,9 @@ def test_a_numeric_user_is_never_taken_for_a_name(server: Server, pod: str) -> N
 
 
 def test_hostile_account_files_do_no_harm(server: Server, pod: str, canary: Canary) -> None:
-    """CVE-2026-47262, CVE-2025-4437: /etc/passwd is a pipe, a device, a link to the host, a link to
-    a magic link, or has a million short lines. The server replies in time, its memory grows by less
-    than 64 MiB, the canary is untouched, and names that only the host's file has are unknown."""
+    """CVE-2026-47262, CVE-2025-4437: /etc/passwd is a pipe, a device, a link to the host or to
+    /proc/self/fd, or has a million lines. CreateContainer fails in time and with less than 64 MiB
+    of memory, and the host's canary is untouched."""
     before = resident(server)
     hostile = {
         "pipe": build.LayerFile(kind=tarfile.FIFOTYPE),
@@ -242,7 +243,7 @@ def resident(server: Server) -> int:
 
 
 def test_home_with_a_newline_adds_no_account(server: Server, pod: str) -> None:
-    """CVE-2022-4318: HOME, by the caller and by the image, has a line of /etc/passwd. The
+    """CVE-2022-4318: HOME, set by the caller or by the image, has a line of /etc/passwd. The
     container's /etc/passwd stays that of the image."""
     evil = "/x\nroot2::0:0::/:/bin/sh"
     spec = image(server, {"etc/passwd": ACCOUNTS}, Env=["PATH=/bin", f"HOME={evil}"])
@@ -253,8 +254,8 @@ def test_home_with_a_newline_adds_no_account(server: Server, pod: str) -> None:
 
 @pytest.mark.requirement("8.2")
 def test_capabilities_and_groups_are_the_requested_ones(server: Server, pod: str) -> None:
-    """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173: CapInh is 0 for the container and for
-    ExecSync, also with added capabilities and for an ordinary user. The groups are the requested
+    """CVE-2022-27652, CVE-2022-2995, CVE-2023-25173: a container and ExecSync have no inheritable
+    capability, also with added capabilities and as an ordinary user. Their groups are the requested
     ones and not the server's."""
     show = "grep -E '^(CapInh|CapAmb|Groups)' /proc/self/status"
     for fields in (
@@ -277,8 +278,7 @@ def test_capabilities_and_groups_are_the_requested_ones(server: Server, pod: str
 
 def test_annotations_do_not_change_the_specification(server: Server, pod: str) -> None:
     """CVE-2024-3154, CVE-2026-53492's kin: pod and container have annotations that a runtime or
-    systemd would carry out. The specification has none of them, and the container runs as without
-    them."""
+    systemd would carry out. The container's specification has none of them."""
     orders = {
         "org.systemd.property.ExecStartPre": "'/bin/sh'", "run.oci.delegate-cgroup": "../..",
         "run.oci.hooks.stderr": "/etc/x",
@@ -296,8 +296,9 @@ def test_annotations_do_not_change_the_specification(server: Server, pod: str) -
 
 
 def test_labels_of_an_image_are_not_the_containers(server: Server, pod: str) -> None:
-    """CVE-2026-53488: LABELs of the image look like labels of the server (a log to a program). The
-    container has only the caller's labels and annotations, and its log is at the caller's path."""
+    """CVE-2026-53488: LABELs of the image look like labels of the server, and one would send the
+    log to a program. The container has only the caller's labels and annotations, and its log is at
+    the caller's path."""
     labels = {
         "io.kubernetes.cri.container-type": "sandbox",
         "containerd.io/restart.loguri": "binary:///bin/sh",
@@ -362,9 +363,8 @@ def test_a_link_at_the_path_of_a_log_is_not_followed(
 
 
 def test_failed_starts_leave_no_descriptors(server: Server, pod: str) -> None:
-    """A container that cannot be started, because its log is a folder, is started again and again.
-    Each start opens descriptors, also of mounts. In the end the shim and the server have no more
-    open descriptors than after the first attempt."""
+    """A container cannot be started, because its log is a folder, and the caller tries again and
+    again. The shim and the server have no more open descriptors than after the first attempt."""
     shim = json.loads((server.state / "sandboxes" / pod / "shim.json").read_text())["pid"]
 
     def fail() -> None:
@@ -386,9 +386,9 @@ def test_failed_starts_leave_no_descriptors(server: Server, pod: str) -> None:
 def test_links_in_the_folders_of_a_log_are_not_followed(
     server: Server, pod: str, canary: Canary
 ) -> None:
-    """CVE-2024-5154 with a folder: the container's folder in the pod's log directory, or the log
-    directory itself, becomes a link to a canary folder, either before the start or before the log
-    is reopened. The start or the reopening fails and makes no file in the canary folder."""
+    """CVE-2024-5154 with a folder: a folder of a container's log becomes a link to the canary's
+    folder, before the start or before the log is reopened. The start or the reopening fails and
+    makes no file in the canary's folder."""
     folder = Path(server.status(server.create(pod, container_config(server))).log_path).parent
     (folder / "linked").symlink_to(canary.path)
     assert outcome(server, pod, "echo", "into the canary", log_path="linked/0.log")[0] != 0
@@ -414,8 +414,9 @@ def test_links_in_the_folders_of_a_log_are_not_followed(
 
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
 def test_names_of_pods_cannot_leave_the_servers_folders(server: Server, field: str) -> None:
-    """CVE-2025-0750: metadata of a pod becomes part of paths. Whether the server refuses the name
-    or not, it makes no file outside of its folders and no file with such a name in them."""
+    """CVE-2025-0750: metadata of a pod, which becomes part of paths, climbs by `..`. Whether the
+    server refuses the pod or not, it makes no file outside of its folders and none of such a name
+    in them."""
     text = f"{CLIMB}/tmp/pyrunc-escaped-{field}"
     config = server.pod_config("tricks")
     setattr(config.metadata, field, text)
@@ -431,14 +432,15 @@ def test_names_of_pods_cannot_leave_the_servers_folders(server: Server, field: s
 
 
 def test_a_pod_cannot_set_sysctls_of_the_machine(server: Server) -> None:
-    """CVE-2022-0811 (cr8escape) by CRI: the call fails with INVALID_ARGUMENT, and core_pattern
-    stays the same (a fixture checks it around each test)."""
+    """CVE-2022-0811 (cr8escape) by CRI: sysctls of a pod name settings of the machine, also within
+    other values. RunPodSandbox fails, and core_pattern stays the same."""
     for sysctls in (
         {"kernel.shm_rmid_forced": "1+kernel.core_pattern=|/evil"},
         {"kernel/core_pattern": "|/evil"}, {"net.ipv4..//../kernel/core_pattern": "x"},
         {"kernel.shm_rmid_forced": "1\nkernel.core_pattern=x"}, {"kernel.core_pattern": "|/evil"},
         {"net/../kernel/core_pattern": "x"},
     ):  # fmt: skip
+        # A fixture checks core_pattern around each test.
         config = server.pod_config("sysctls", linux=api.LinuxPodSandboxConfig(sysctls=sysctls))
         with pytest.raises(grpc.RpcError):
             server.run_pod(config, host_network=True)
@@ -477,8 +479,8 @@ def test_the_working_directory_of_an_image_cannot_be_a_descriptor_of_the_host(
 def test_a_path_of_an_image_longer_than_path_max_is_refused(
     server: Server, pod: str, config: dict[str, Any], field: str
 ) -> None:
-    """Each component costs CreateContainer time. CreateContainer refuses the path, and the error
-    names the field."""
+    """CreateContainer refuses a path of the image that is longer than PATH_MAX, and the error names
+    the field. Each component of the path would cost time."""
     container = container_config(server, image=image(server, **config))
     del container.command[:], container.args[:]
     error = message_of(lambda: server.create(pod, container))
@@ -513,15 +515,14 @@ def test_links_at_etc_and_mount_points_do_not_reach_the_host(
 def test_a_source_swapped_before_the_start_is_not_mounted(
     server: Server, pod: str, canary: Canary
 ) -> None:
-    """CVE-2021-25741: CreateContainer follows the links of a host path; before StartContainer a
-    neighbour, who may write to the folder above, replaces it by a link to the host's canary. The
-    start fails with the reason. A source that the runtime opens itself (an id-mapped one) is opened
-    by CreateContainer, so the container sees the original. The canary is untouched. Links that
-    existed before CreateContainer do no harm."""
+    """CVE-2021-25741: between CreateContainer and StartContainer a neighbour replaces a volume's
+    host path by a link to the host's canary. The start fails with the reason, or, with an id-mapped
+    volume, the container sees the original folder."""
     folder = server.folder / "swapped"
     (folder / "real").mkdir(parents=True)
     (folder / "real/file").write_text("mine\n")
     (folder / "link").symlink_to("real")
+    # A link that existed before CreateContainer is followed.
     private = api.Mount(container_path="/v", host_path=str(folder / "link"))
     assert outcome(server, pod, "cat", "/v/file", mounts=[private]) == (0, ["mine"])
     (folder / "real").rename(folder / "d")
@@ -533,6 +534,7 @@ def test_a_source_swapped_before_the_start_is_not_mounted(
         (folder / "d").rename(folder / "taken")
         (folder / "d").symlink_to(canary.path)
         if options:
+            # CreateContainer has opened an id-mapped source.
             server.start_container(container)
             # no such file in the folder that was there
             assert server.wait_exit(container).exit_code == 1
@@ -546,9 +548,9 @@ def test_a_source_swapped_before_the_start_is_not_mounted(
 def test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted(
     server: Server, pod: str, canary: Canary
 ) -> None:
-    """CVE-2021-25741 between the server's look at a host path and the shim's work (the test stops
-    the shim for that time). The shim opens no path: the start's error names the link, the clone of
-    the server's descriptor shows the original source, and the canary is untouched."""
+    """CVE-2021-25741: between the server's lookup of a volume's host path and the shim's work, a
+    neighbour replaces it by a link to the host's canary. The start fails, or, with an id-mapped
+    volume, the container sees the original folder."""
     folder = server.folder / "swapped early"
     (folder / "d").mkdir(parents=True)
     mapping = [api.IDMapping(host_id=0, container_id=0, length=1)]
@@ -568,6 +570,7 @@ def test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted(
                 os.kill(shim, signal.SIGCONT)
                 container = creating.result(30)
             if options:
+                # The shim opens no path: it gets a clone of the server's descriptor.
                 server.start_container(container)
                 # no such file in the folder that was there
                 assert server.wait_exit(container).exit_code == 1
@@ -585,21 +588,21 @@ def looked_up(server: Server) -> list[Path]:
 
 
 def test_a_missing_source_is_not_made_behind_a_swapped_link(tmp_path: Path, canary: Canary) -> None:
-    """CVE-2024-45310's kin on the host: the server makes a host path that does not exist; between
-    the lookup and mkdir a neighbour puts a link to the canary on the way. The call fails with ELOOP
-    or ENOTDIR, and the canary gets no new file."""
+    """CVE-2024-45310's kin on the host: while the server makes a missing host path, a neighbour
+    puts a link to the canary on the way. The call fails, and no folder is made behind the link."""
     sources.make_folders(str(tmp_path / "a/b/c"))
     sources.make_folders(str(tmp_path / "a/b/c"))
     assert (tmp_path / "a/b/c").is_dir()
     (tmp_path / "a/b").rename(tmp_path / "a/was")
     (tmp_path / "a/b").symlink_to(canary.path)
+    # ELOOP or ENOTDIR
     with pytest.raises(OSError):
         sources.make_folders(str(tmp_path / "a/b/new"))
 
 
 def test_an_image_cannot_replace_proc(server: Server, pod: str) -> None:
-    """CVE-2019-16884, CVE-2023-28642 by CRI: requests mount at and inside /proc, and /proc is a
-    link of the image. No such container runs."""
+    """CVE-2019-16884, CVE-2023-28642 by CRI: a container has mounts at or inside /proc, or the
+    image's /proc is a link. No such container runs."""
     source = server.folder / "fake"
     (source / "self/attr").mkdir(parents=True, exist_ok=True)
     for place in ("/proc", "/proc/self", "/proc/sys/kernel", "/data"):
@@ -619,11 +622,11 @@ def test_an_image_cannot_replace_proc(server: Server, pod: str) -> None:
 def test_an_entrypoint_of_proc_self_exe_runs_no_program_of_the_host(
     server: Server, pod: str
 ) -> None:
-    """CVE-2019-5736 by CRI: the image's entrypoint is /proc/self/exe, or a script with this
-    interpreter; ExecSync runs it, too. No interpreter of the host runs (the launcher exits with 126
-    without its descriptors)."""
+    """CVE-2019-5736 by CRI: the image's entrypoint, or a program of ExecSync, is /proc/self/exe or
+    a script with this interpreter. No interpreter of the host runs."""
     script = build.LayerFile(b"#!/proc/self/exe\n", mode=0o755)
     spec = image(server, {"evil": script})
+    # The launcher exits with 126 without its descriptors.
     for command in ("/evil", "/proc/self/exe"):
         assert outcome(server, pod, command, image=spec)[0] in (-1, 125, 126, 127, 128)
     container = server.launch(pod, container_config(server, image=spec))
@@ -653,8 +656,8 @@ def test_endless_output_of_an_exec_is_cut(server: Server, pod: str) -> None:
 
 @pytest.mark.requirement("8.8")
 def test_seccomp_profiles_that_are_no_files_are_refused(server: Server, pod: str) -> None:
-    """Seccomp profiles are a pipe, a device and a folder. The call fails with INVALID_ARGUMENT at
-    once."""
+    """A seccomp profile is a pipe, a device or a folder. CreateContainer fails with
+    INVALID_ARGUMENT at once."""
     pipe = server.folder / "pipe"
     if not pipe.exists():
         os.mkfifo(pipe)
@@ -676,8 +679,8 @@ def test_seccomp_profiles_that_are_no_files_are_refused(server: Server, pod: str
 
 def test_a_pods_files_cannot_fill_the_state_directory(server: Server, pod: str) -> None:
     """CVE-2020-8557's kin: a container writes without end to /etc/hosts, hostname and resolv.conf,
-    which are the node's files. No writable file of the container is on the file system of the state
-    directory, a tmpfs in memory that services of the host share."""
+    which are files of the node. None of them is in the state directory, whose tmpfs other services
+    of the host share."""
     script = (
         "for f in /etc/hosts /etc/hostname /etc/resolv.conf; do echo x >> $f && stat -c %d $f; done"
     )
@@ -707,9 +710,8 @@ def test_a_container_cannot_join_a_namespace_of_another_pod(server: Server, pod:
 
 
 def test_a_token_opens_only_its_own_stream_and_only_once(server: Server, pod: str) -> None:
-    """The token of an exec is used for another kind, twice, or guessed by a container with host
-    networking. No such request is upgraded (404 or similar), and unknown and used tokens have the
-    same response."""
+    """A client uses the token of an exec for another kind of stream, uses it twice, or guesses a
+    token. Each such request gets the same error response."""
     container = server.launch(pod, container_config(server))
     url = server.runtime.Exec(
         api.ExecRequest(container_id=container, cmd=["true"], stdout=True)
@@ -755,8 +757,7 @@ def test_a_token_opens_only_its_own_stream_and_only_once(server: Server, pod: st
 
 
 def test_a_container_of_the_server_has_only_its_stdio(server: Server, pod: str) -> None:
-    """The kernel lists only the descriptors 0, 1 and 2 inside a container of the server and an
-    ExecSync."""
+    """A container of the server and a command of ExecSync have only the descriptors 0, 1 and 2."""
     container = server.launch(
         pod, container_config(server, *["sh", "-c", "cd /proc/self/fd; echo *; sleep 60"])
     )

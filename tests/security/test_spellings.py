@@ -88,8 +88,8 @@ async def test_a_rejected_address_is_rejected_under_every_spelling(
 async def test_a_secret_follows_its_registry_not_the_spelling(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """A mirror that must not get pull secrets gets none for any spelling of the image's name, and a
-    secret for the registry is sent for each spelling."""
+    """A mirror that must not get pull secrets gets none, and the registry gets the secret, for each
+    spelling of the image's name."""
     registry.auth = ("basic", "user", "password")
     with Registry(tmp_path / "mirror", auth=("basic", "user", "password")) as mirror:
         text = f'server = "{registry.url}"\n[host."{mirror.url}"]\npull_secrets = false\n'
@@ -106,8 +106,8 @@ async def test_a_secret_follows_its_registry_not_the_spelling(
 async def test_names_keep_their_spelling(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """Lists show the name as it was pulled, since people and kubelet use it: the canonical form is
-    used for rules and not shown."""
+    """Lists show an image's name as it was pulled, because people and kubelet use it: only rules
+    use the canonical form."""
     hosts_toml(tmp_path, "r.example", f'server = "{registry.url}"\n')
     await service.pull("R.example:443/team/app:v1")
     [image] = await service.list()

@@ -49,7 +49,7 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 async def trickled(
     service: ImageService, registry: Registry, *images: BuiltImage
 ) -> AsyncIterator[None]:
-    """Pull these images, whose layers `registry` sends slowly; the pulls run until the end of the
+    """Pull these images, whose layers `registry` sends slowly, until the end of the `with`
     block."""
     configurations = "|".join(image.id for image in images)
     registry.fault(rf"/blobs/(?!{configurations})", byte_delay_s=1 / BYTES_PER_SECOND)
@@ -90,7 +90,7 @@ async def test_a_slow_registry_does_not_delay_pulls_from_another_registry(
 async def test_slow_streams_do_not_delay_other_pulls(
     service: ImageService, registry: Registry, trickling: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Four images of four layers occupy all streams that are decoded while they arrive. Layers of
+    """Images of a slow registry occupy all streams that are decoded while they arrive. Layers of
     other pulls are fetched into files after a moment."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 0.2)
     images = [image([noise(100 * (n + 1) + m) for m in range(4)]) for n in range(4)]
@@ -103,8 +103,8 @@ async def test_slow_streams_do_not_delay_other_pulls(
 async def test_a_slow_tenant_of_a_registry_does_not_delay_other_tenants(
     service: ImageService, registry: Registry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry that is a proxy cache sends one tenant's copy of a base image slowly. Other pulls
-    of it from that registry wait for the first one only for a moment."""
+    """A registry sends one tenant's copy of a base image slowly, as a proxy cache may do. Other
+    pulls of the image from that registry wait for the first one only for a moment."""
     monkeypatch.setattr(sharing, "SLOW_S", 0.5)
     registry.fault("/blobs/" + r"(?!" + BASE.id + ")", times=2, byte_delay_s=1 / BYTES_PER_SECOND)
     registry.push("mine:v1", BASE)
@@ -123,7 +123,7 @@ async def test_a_slow_tenant_of_a_registry_does_not_delay_other_tenants(
 async def test_pulls_from_a_fast_registry_share_a_layer(
     service: ImageService, registry: Registry
 ) -> None:
-    """Two pulls of a layer from the same registry fetch it once while it arrives fast enough."""
+    """While a layer arrives fast enough, two pulls from the same registry fetch it only once."""
     registry.push("other:v1", image([*BASE.layers, noise(3)]))
     await asyncio.gather(
         service.pull(f"{registry.host}/base:v1"), service.pull(f"{registry.host}/other:v1")
