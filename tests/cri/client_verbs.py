@@ -24,7 +24,7 @@ from tests.cri.server_harness import REPOSITORY, Server
 
 @dataclass(frozen=True)
 class Result:
-    """The output of a verb, its exit code, and the message of its Error."""
+    """The output and the exit code of a verb, and the message of the Error that it raised."""
 
     out: str
     err: str
@@ -77,8 +77,8 @@ def local_command_line(server: Server, *arguments: str) -> list[str]:
 
 
 def command_line(server: Server, *arguments: str) -> list[str]:
-    """Return the command line of `pyrunc-cri` in the server's network namespace, because sessions
-    connect to its loopback address."""
+    """Return the command line that runs `pyrunc-cri` in the server's network namespace."""
+    # Sessions connect to the server's loopback address.
     namespace = f"--net=/proc/{server.pid}/ns/net"
     return ["nsenter", namespace, "--", *local_command_line(server, *arguments)]
 
@@ -86,7 +86,7 @@ def command_line(server: Server, *arguments: str) -> list[str]:
 def cli(
     server: Server, *arguments: str, code: int = 0, stdin: bytes = b""
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run `pyrunc-cri` as a program and check its exit code."""
+    """Run `pyrunc-cri` as a program in the server's network namespace; check its exit code."""
     return _run(command_line(server, *arguments), code, stdin)
 
 

@@ -1,7 +1,7 @@
-"""A server whose pods look like those of the version before: a shim for each pod, which speaks shim
-protocol 2, and no keeper. Started as `python -m tests.cri.earlier_version serve …`.
+"""A server like the version before the keeper: each pod has its own shim, which speaks shim
+protocol 2. Started as `python -m tests.cri.earlier_version serve …`.
 
-It was compared with that version itself: the calls, the records on disk, the descriptors.
+Its calls, records on disk and descriptors were compared with those of that version.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _calls, _connect_keeper = ShimPod._calls, KeeperLink.__init__
 
 
 def calls_of_protocol_2(pod: ShimPod) -> list[Handler]:
-    """Return the calls of a pod's shim in protocol 2, which has the call `keep`."""
+    """Return the handlers of a pod's shim in protocol 2, which has the call `keep`."""
 
     def keep(call: ShimCall, request: Keep) -> None:
         if request.container is not None:
@@ -43,14 +43,14 @@ def calls_of_protocol_2(pod: ShimPod) -> list[Handler]:
 
 
 def without_keeper(link: KeeperLink, loop: EventLoop, folder: str | None) -> None:
-    """Leave `link` without a connection, because this version's shims know no keeper."""
+    """Leave `link` without a connection, because the shims of this version have no keeper."""
     _connect_keeper(link, loop, None)
 
 
 def shim_without_pods(
     processes: ShimProcesses, pods: Mapping[ProcessIdentity, int]
 ) -> ShimProcess | None:
-    """Return a shim that has no pod yet."""
+    """Return a shim that has no pod yet, or None."""
     unused = (s for s in processes._shims if s.process not in pods and not s.taking)
     return next(unused, None)
 

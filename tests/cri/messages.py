@@ -109,10 +109,10 @@ Path = tuple[FieldDescriptor, ...]
 
 @dataclass
 class Things:
-    """The names and ids that requests use.
+    """The names and ids that requests use. Most requests are about the first pod and the first
+    container.
 
-    The lists are read for each request, so a removed object is not used again. Most requests are
-    about the first pod and the first container.
+    The lists are read for each request, so tests may remove objects from them.
     """
 
     pods: list[str] = field(default_factory=list)
@@ -131,13 +131,13 @@ class Message:
 
 
 def calls() -> dict[str, MethodDescriptor]:
-    """Return all calls of both services by name."""
+    """Return a dict: name -> descriptor, of all calls of RuntimeService and ImageService."""
     services = ("RuntimeService", "ImageService")
     return {m.name: m for s in services for m in api.DESCRIPTOR.services_by_name[s].methods}
 
 
 class Generator:
-    """Generates messages without end; `base` makes the request of a call that would succeed."""
+    """Generates requests at random; `base` returns a valid request for the name of a call."""
 
     def __init__(self, seed: int, things: Things, base: Callable[[str], Any]) -> None:
         self._chance, self._things, self._base = random.Random(seed), things, base
@@ -149,8 +149,8 @@ class Generator:
             yield self.next()
 
     def next(self) -> Message:
-        """Return the next request: 1 of 8 is valid, 1 of 25 is broken on the wire, the others have
-        one to three changed fields."""
+        """Return the next request: 1 of 8 is valid, 1 of 25 has wrong bytes, the others have one to
+        three changed fields."""
         (call,) = self._chance.choices(self._names, self._weights)
         self._call = call
         request = self._base(call)
@@ -165,8 +165,7 @@ class Generator:
         )
 
     def _broken(self, call: str, request: Any, wire: bytes) -> Message:
-        """Return the request's bytes with some bytes lost, changed or inserted. By chance they may
-        still be a message."""
+        """Return the request's message with some bytes lost, changed or inserted."""
         chance, octets = self._chance, bytearray(wire or b"\n\1a")
         for _ in range(chance.randint(1, 3)):
             at = chance.randrange(len(octets) or 1)
@@ -177,14 +176,14 @@ class Generator:
                     octets[at : at + 1] = bytes([chance.randrange(256)])
                 case _:
                     octets[at:at] = chance.randbytes(chance.randint(1, 8))
+        # The changed bytes may still be a valid message.
         try:
             return Message(call, bytes(octets), type(request).FromString(bytes(octets)))
         except Exception:  # DecodeError, or text that is not UTF-8
             return Message(call, bytes(octets), None)
 
     def _change(self, message: Any) -> None:
-        """Change one field, chosen at random from the top downwards: give it another value, or add
-        or remove one."""
+        """Set, add or clear one random field of the message or of a message inside it."""
         while True:
             fields = [f for f in message.DESCRIPTOR.fields if f.name != "windows"]
             if not fields:

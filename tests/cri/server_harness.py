@@ -1,5 +1,5 @@
-"""Runs a real server in its own network namespace, with its own folders, and has methods for the
-calls of tests.
+"""Provides `Server`: a real server in its own network namespace, with its own folders and with
+methods for CRI calls.
 
 The server is a child process of the test; `kill` ends it like a crash, `start` starts it again on
 the same folders.
@@ -202,7 +202,7 @@ class Server:
             raise AssertionError(f"the server does not answer:\n{self.tail()}") from None
 
     def in_its_network(self, *command: str) -> list[str]:
-        """Return the command line that runs `command` on the server's host network."""
+        """Return the command line that runs `command` in the server's network namespace."""
         return ["nsenter", f"--net=/proc/{self._netns.pid}/ns/net", "--", *command]
 
     def _connect(self) -> None:
@@ -222,31 +222,30 @@ class Server:
 
     @property
     def channel(self) -> grpc.Channel:
-        """Return a channel for calls that stubs would not send."""
+        """Return the channel to the server, for calls that stubs would not send."""
         assert self._channel is not None
         return self._channel
 
     @property
     def pid(self) -> int:
-        """Return the server's pid, which is that of nsenter, because nsenter executes the
-        server."""
+        """Return the server's pid."""
         assert self._process is not None
-        return self._process.pid
+        return self._process.pid  # nsenter has executed the server in its place
 
     def processes(self) -> set[int]:
-        """Return all descendants of the server and of its keeper, which is the parent of the
-        zygote."""
+        """Return the pids of all descendants of the server and of its keeper."""
         keeper = keeper_pid(self.state)
+        # The keeper is the parent of the zygote.
         return below(self.pid) | (below(keeper) if keeper else set())
 
     def zygotes(self) -> list[int]:
-        """Return the pids of the living zygotes, without the jobs that a zygote has forked and that
-        have its name."""
+        """Return the pids of the living zygotes."""
         parents: dict[int, int] = {}
         for pid in self.processes():
             with contextlib.suppress(OSError):  # the process has ended meanwhile
                 if comm(pid) == "pyrunc-zygote" and (process := stat(pid)) is not None:
                     parents[pid] = process.parent
+        # A job that a zygote has forked has the zygote's name.
         return [pid for pid, parent in parents.items() if parent not in parents]
 
     def kill(self) -> None:
@@ -337,7 +336,7 @@ class Server:
 
     def end_boot(self) -> None:
         """Kill all processes of the server and its pods and remove its state directory, like a
-        power cut; the caller handles the root directory."""
+        power cut; the root directory stays."""
         self.kill()
         self._end_orphans()
         end_keeper(self.state)
@@ -346,8 +345,8 @@ class Server:
     # -- calls
 
     def load_image(self, content: bytes | None = None) -> str:
-        """Load a docker-archive, by default the busybox image, built here from /bin/busybox; return
-        its id."""
+        """Load a docker-archive, by default busybox's, built from /bin/busybox; return the image's
+        id."""
         archive = self.folder / "busybox.tar"
         archive.write_bytes(content or busybox_archive(IMAGE))
         assert self._channel is not None

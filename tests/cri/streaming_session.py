@@ -1,4 +1,4 @@
-"""Opens sessions of the streaming server over WebSocket, from the URL of a call to the bytes."""
+"""Opens WebSocket sessions of the streaming server, and reads their output."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STDIN, STDOUT, STDERR, ERROR, CLOSE = 0, 1, 2, 3, 255
 
 
 def open_session(server: Server, url: str, protocol: str = "v5.channel.k8s.io") -> ClientConnection:
-    """Connect to the server's loopback address, in the server's network namespace."""
+    """Open the session of the URL from inside the server's network namespace."""
     place: dict[str, Any] = {}
 
     def dial() -> None:
@@ -46,7 +46,7 @@ def open_session(server: Server, url: str, protocol: str = "v5.channel.k8s.io") 
 
 
 def collect(session: ClientConnection) -> tuple[bytes, bytes, dict[str, Any]]:
-    """Return stdout, stderr and the final Status."""
+    """Read the session to its end; return stdout, stderr and the final Status."""
     content: dict[int, bytearray] = {STDOUT: bytearray(), STDERR: bytearray(), ERROR: bytearray()}
     for message in session:
         data = message if isinstance(message, bytes) else message.encode()

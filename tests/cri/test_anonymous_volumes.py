@@ -97,8 +97,8 @@ def test_a_mount_at_a_volumes_path_replaces_the_volume(server_with_volumes: Serv
     "place", ["/way", "/way/secret", "/../../../..{host}", "/absolute", "/proc/self/root{host}"]
 )
 def test_a_volumes_path_cannot_leave_the_image(server: Server, place: str) -> None:
-    """Other runtimes copied files of the host into volumes whose path has links or `..`
-    (CVE-2022-23648)."""
+    """CVE-2022-23648: an image declares a volume whose path leads to the host by links or `..`. The
+    volume must not get files of the host."""
     host = server.folder / "secrets"
     (host / "secret").mkdir(parents=True, exist_ok=True)
     (host / "secret/key").write_text("the host's")

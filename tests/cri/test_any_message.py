@@ -1,9 +1,9 @@
 """Sends twenty thousand messages, most of them with a fault, to one server: each gets a documented
 code, and nothing stays behind.
 
-`tests/cri/messages.py` makes them from the API's descriptors. They name existing pods and
-containers in all states. PYRUNC_MESSAGES_SEED is another seed, PYRUNC_MESSAGES another number of
-messages.
+`tests/cri/messages.py` makes the messages from the API's descriptors. They name pods and containers
+in all states. The variables PYRUNC_MESSAGES_SEED and PYRUNC_MESSAGES set another seed and another
+number.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def server() -> Iterator[Server]:
 
 
 class World:
-    """The pods and containers that messages name, and requests about them that succeed."""
+    """Makes the pods and containers that messages name, and valid requests about them."""
 
     def __init__(self, server: Server) -> None:
         self.server, self.things = server, Things()
@@ -78,8 +78,8 @@ class World:
         self.refill()
 
     def refill(self) -> None:
-        """Make the objects again that requests have removed: a pod with a container in each state,
-        and a stopped pod."""
+        """Replace pods and containers that requests have removed: a pod with a container in each
+        state, and a stopped pod."""
         there = {
             pod.id
             for pod in self.server.pods(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))
@@ -142,8 +142,8 @@ class World:
         return request
 
     def send(self, message: Message) -> tuple[str, str, Any]:
-        """Return the status code's name, the error message, and the answer (of a stream the last
-        one)."""
+        """Send a message; return the status code's name, the error message, and the answer (of a
+        stream the last one)."""
         method = calls()[message.call]
         channel = self.server.channel
         make = channel.unary_stream if method.server_streaming else channel.unary_unary
@@ -163,8 +163,8 @@ class World:
         return "OK", "", answer
 
     def follow(self, message: Message, answer: Any) -> None:
-        """Let later messages name a new object, remove the oldest objects beyond `KEPT`, and make
-        removed ones again."""
+        """Let later messages name the object that the answer reports; remove the oldest objects
+        beyond `KEPT`, and replace removed ones."""
         things = self.things
         if message.call == "RunPodSandbox":
             self._keep(things.pods, self.made_pods, answer.pod_sandbox_id, self.server.remove_pod)
@@ -196,7 +196,7 @@ class World:
             ids.remove(old)
 
     def left(self) -> dict[str, list[str]]:
-        """Return the names in the server's folders of pods and containers, by folder."""
+        """Return a dict: folder -> names in it, of the server's folders of pods and containers."""
         below = ("sandboxes", "containers", "pods")
         folders = [f / name for f in (self.server.root, self.server.state) for name in below]
         return {str(f): sorted(os.listdir(f)) for f in folders if f.is_dir()}

@@ -192,8 +192,8 @@ def test_a_stream_request_is_checked_before_its_url_is_returned(server: Server, 
 
 @pytest.mark.requirement("4.7.1")
 def test_values_that_the_kernel_refuses_are_invalid_arguments(server: Server, pod: str) -> None:
-    """These names and values pass all checks; the kernel refuses them when a path is walked or a
-    limit is written."""
+    """Paths and limits that pass the server's checks are still INVALID_ARGUMENT if the kernel
+    refuses them."""
     container = server.launch(pod)
     below_a_file = server.create(
         pod, server.container_config(working_dir="/etc/passwd/x", metadata={"name": "w"})
@@ -250,7 +250,7 @@ FINE = {
 
 
 def scramble(message: Any, chance: random.Random, depth: int = 0) -> None:
-    """Fill fields at random with values from the edges of their types."""
+    """Set random fields of the message to extreme values of their types."""
     for field in message.DESCRIPTOR.fields:
         if chance.random() < 0.6 or depth > 4:
             continue

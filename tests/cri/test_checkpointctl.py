@@ -1,4 +1,5 @@
-"""Tests that checkpointctl reads our archives, except for CRIU's images."""
+"""Tests that checkpointctl shows a container of the server's archives; CRIU's images are only
+placeholders."""
 
 from __future__ import annotations
 

@@ -109,8 +109,8 @@ def test_an_error_does_not_stop_the_others(server: Server) -> None:
 
 
 def test_a_name_takes_precedence_over_a_prefix_of_an_id(server: Server) -> None:
-    """`stop` with the name of a container stops it, although the name is also a prefix of its pod's
-    id."""
+    """If a word is the name of a container and a prefix of its pod's id, `stop` stops the
+    container."""
     sandbox = server.run_pod(server.pod_config("web"))
     config = server.container_config()
     config.metadata.name = sandbox[:4]
@@ -182,7 +182,7 @@ def test_update_changes_the_limits_of_a_container(server: Server) -> None:
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    """Make a folder with a file, a folder, a link out of it and a program."""
+    """Make a folder with a file, a subfolder with a program, and a link to a file outside."""
     folder = tmp_path / "tree"
     (folder / "sub").mkdir(parents=True)
     (folder / "file").write_text("content")
@@ -225,8 +225,8 @@ def test_cp_copies_into_a_container_and_out(
 
 
 def test_cp_overwrites_a_mounted_file(server: Server, container: str, tmp_path: Path) -> None:
-    """/etc/hosts is a mount point, so cp cannot replace it by rename(2)."""
     (tmp_path / "hosts").write_text("1.2.3.4 there\n")
+    # /etc/hosts is a mount point, which cp cannot replace by rename(2).
     ok(server, "cp", str(tmp_path / "hosts"), "c:/etc/hosts")
     assert server.output(container, "cat", "/etc/hosts") == "1.2.3.4 there\n"
 
@@ -234,7 +234,7 @@ def test_cp_overwrites_a_mounted_file(server: Server, container: str, tmp_path: 
 def test_cp_follows_no_link_out_of_the_container(
     server: Server, container: str, tmp_path: Path
 ) -> None:
-    """Links are resolved as in the container, on the way to source and destination."""
+    """Links on the way to source or destination are resolved inside the container."""
     secret, target = tmp_path / "secret", tmp_path / "target"
     secret.write_text("of the host")
     target.mkdir()

@@ -1,5 +1,5 @@
-"""Tests `pyrunc-cri diff`, which compares the writable layer with the image, in both stores of
-images."""
+"""Tests `pyrunc-cri diff`, which compares the writable layer with the image, for unpacked and for
+mounted images."""
 
 from __future__ import annotations
 

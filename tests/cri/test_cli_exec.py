@@ -44,7 +44,8 @@ def test_two_dashes_within_the_command_belong_to_the_command(web: Server) -> Non
 
 
 def test_piped_input_ends_without_a_terminal(web: Server) -> None:
-    """The command gets no terminal, as in kubectl: on a terminal its stdin would never end."""
+    """If stdin is not a terminal, the command gets none despite `-t`, as in kubectl: on a terminal
+    its input would never end."""
     done = cli(web, "exec", "-it", "web/c", "cat", stdin=b"line\n")
     assert done.stdout == b"line\n" and b"stdin is not a terminal: -t is ignored" in done.stderr
     assert cli(web, "exec", "-it", "web/c", "cat").stdout == b""
@@ -60,7 +61,8 @@ def test_exec_ends_a_command_after_its_timeout(web: Server) -> None:
 
 
 def test_exec_can_set_user_environment_and_directory(web: Server) -> None:
-    """User and groups are looked up in the container; HOME is that of the user."""
+    """User and groups are looked up in the container's /etc/passwd and /etc/group; HOME is the
+    user's."""
     script = (
         "printf 'root:x:0:0::/root:/bin/sh\\nme:x:1000:100::/tmp:/bin/sh\\n' > /etc/passwd; printf"
         " 'users:x:100:\\nmore:x:7:me\\n' > /etc/group"
@@ -117,7 +119,8 @@ def test_wrong_values_are_refused(web: Server, words: list[str], problem: str) -
 
 
 def test_a_container_cannot_stop_exec_by_its_passwd_file(web: Server) -> None:
-    """The file is a FIFO, whose open(2) would block, or a link that leads out of the container."""
+    """`exec -u` neither waits for a FIFO at /etc/passwd nor follows a link there out of the
+    container."""
     script = "rm -f /etc/passwd; mkfifo /etc/passwd"
     cli(web, "exec", "web/c", "sh", "-c", script)
     show = "grep Uid: /proc/self/status"

@@ -38,8 +38,7 @@ from tests.support.registry import Registry
 
 @pytest.fixture(scope="module")
 def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """Provide a registry whose socket is in the server's network namespace; only the thread that
-    makes the socket enters it."""
+    """Provide a registry in the server's network namespace."""
     registries: list[Registry] = []
 
     def make() -> None:
@@ -52,6 +51,7 @@ def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
             Registry(tmp_path_factory.mktemp("registry"), auth=("bearer", "user", "secret"))
         )
 
+    # Only this thread enters the namespace.
     thread = threading.Thread(target=make)
     thread.start()
     thread.join()
@@ -61,7 +61,7 @@ def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.fixture(autouse=True)
 def logins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let the test use its own login file."""
+    """Let the test use its own login file; return the file's path."""
     path = tmp_path / "logins" / "auth.json"
     monkeypatch.setenv("REGISTRY_AUTH_FILE", str(path))
     return path
@@ -83,7 +83,7 @@ def only_the_first_image(module_server: Server) -> Iterator[None]:
 
 
 def small(name: str, **config: object) -> bytes:
-    """Make an archive of an image with one file."""
+    """Return a docker-archive of an image with one file."""
     return build.docker_archive(
         {name: build.image([build.layer({"file": b"x" * 1000})], dict(config))}
     )
@@ -180,7 +180,8 @@ def test_pull_and_push_use_stored_logins(server: Server, registry: Registry, log
 
 
 def test_pull_accepts_another_platform(server: Server, registry: Registry) -> None:
-    """The name refers to that platform's image until the next pull without the option."""
+    """After `pull --platform` the name refers to that platform's image until the next pull without
+    the option."""
     host, foreign = (
         build.image([build.layer({"file": text.encode()})], {"Cmd": ["/file"]})
         for text in ("host's", "foreign")
@@ -323,7 +324,7 @@ def test_image_prune_removes_images_only(server: Server) -> None:
 
 
 def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> None:
-    """The pipe and the server's part of the archive are removed."""
+    """The client's pipe and the part of the archive that the server has received are removed."""
     content = small("registry.test/small:1")
     command = local_command_line(server, "load")
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
@@ -349,8 +350,7 @@ def test_an_interrupted_load_leaves_nothing(server: Server, tmp_path: Path) -> N
 
 
 def test_an_interrupted_save_leaves_no_file(server: Server, tmp_path: Path) -> None:
-    """The command is interrupted in the middle of the archive, which it writes to a pipe that is
-    not read."""
+    # A pipe that is not read keeps `save` in the middle of the archive.
     os.mkfifo(tmp_path / "pipe")
     arguments = ("save", "-o", str(tmp_path / "pipe"), IMAGE)
     with started(server, *arguments) as process:

@@ -19,7 +19,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(scope="module")
 def containerd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Provide containerd's address, after `run` has made a pod."""
+    """Provide the address of a containerd on which `run` has made a pod."""
     folder = tmp_path_factory.mktemp("peer")
     name = session.name("verbs")
     (folder / "busybox.tar").write_bytes(busybox_archive(IMAGE))
@@ -51,10 +51,10 @@ def crictl(address: str, *arguments: str) -> object:
 
 
 def by_id(listing: object) -> object:
-    """Return the only list of a reply by id, because containerd lists images in the random order of
-    a Go map."""
+    """Return a reply with its only list sorted by id."""
     assert isinstance(listing, dict) and len(listing) == 1
     ((key, items),) = listing.items()
+    # containerd lists images in the random order of a Go map.
     return {key: sorted(items, key=lambda item: item["id"])}
 
 

@@ -24,7 +24,8 @@ def write(folder: Path, name: str, document: object) -> str:
 
 
 def test_runp_and_create_read_cri_messages_from_files(server: Server, tmp_path: Path) -> None:
-    """Keys are those of CRI's interface file, as in crictl's examples, or protobuf's JSON names."""
+    """Keys have the form of CRI's interface file (`log_path`), as in crictl's examples, or of
+    protobuf's JSON (`logPath`)."""
     pod = {
         "metadata": {"name": "p", "namespace": "d", "uid": "u"},
         "log_directory": str(tmp_path),
@@ -108,9 +109,8 @@ def test_runtime_config_shows_the_cgroup_driver(server: Server) -> None:
 
 
 def test_update_warns_about_missing_controllers(server: Server) -> None:
-    """The server has `missing_controllers = "warn"`; the test reads the server's controllers from
-    its verbose status."""
     server.launch(server.run_pod())
+    # The server has `missing_controllers = "warn"`; its verbose status lists its controllers.
     config = ok(server, "info").json["config"]
     lines = ok(server, "update", "--cpus", "0.5", "--memory", "64Mi", "c").err.splitlines()
     fields = {line.split()[2] for line in lines}
@@ -125,9 +125,9 @@ def test_update_warns_about_missing_controllers(server: Server) -> None:
 
 
 def test_ports_are_forwarded_by_name_and_on_both_loopbacks(server: Server) -> None:
-    """The names come from the annotation that kubelet writes."""
     pod = server.run_pod(server.pod_config("web"))
     answer = "while :; do printf 'hello' | nc -l -p 8080; done"
+    # kubelet writes this annotation.
     ports = json.dumps([{"name": "http", "containerPort": 8080, "protocol": "TCP"}])
     server.launch(
         pod,

@@ -35,7 +35,7 @@ spec:
 
 @pytest.fixture(autouse=True)
 def no_folders(module_server: Server) -> Iterator[None]:
-    """Start each test without folders of earlier `run` commands."""
+    """Remove the folders of `run` after each test."""
     yield
     shutil.rmtree(module_server.folder / "pods", ignore_errors=True)
 
@@ -144,7 +144,7 @@ def test_the_error_of_start_gives_the_reason(server: Server) -> None:
 
 def test_stop_uses_the_manifests_grace_period(server: Server) -> None:
     """Like kubelet, `run` stores the pod's terminationGracePeriodSeconds in an annotation of its
-    containers; -t overrides this value."""
+    containers, which `stop` reads."""
     manifest = server.folder / "web.yaml"
     deaf = "trap '' TERM; echo up; while :; do sleep 0.02; done"
     manifest.write_text(
@@ -163,8 +163,8 @@ def test_stop_uses_the_manifests_grace_period(server: Server) -> None:
 
 
 def test_a_restarted_pod_has_its_hostname_and_its_new_address(server: Server) -> None:
-    """/etc/hosts has the format of kubelet with the pod's hostAliases; environment and arguments
-    use status.podIP."""
+    """/etc/hosts, the environment and the arguments have the new address (status.podIP), and
+    /etc/hosts keeps the hostAliases."""
     manifest = server.folder / "web.yaml"
     manifest.write_text(f"""
 apiVersion: v1

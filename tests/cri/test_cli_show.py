@@ -234,13 +234,12 @@ def test_top_lists_processes(web: Server) -> None:
 
 
 def test_events_are_printed_as_they_happen(web: Server) -> None:
-    """Events may precede the client's subscription, so containers are created until the first event
-    arrives."""
     arguments = ("--address", f"unix://{web.socket}", "events", "--pod", "noted")
     command = [sys.executable, "-m", "cri_server.cli.main", *arguments]
     pod, events = web.run_pod(web.pod_config("noted")), list[list[str]]()
 
     def heard() -> bool:
+        # Events may precede the client's subscription: repeat them until one arrives.
         web.remove_container(web.create(pod))
         return bool(events)
 
@@ -268,7 +267,7 @@ def test_events_are_printed_as_they_happen(web: Server) -> None:
 
 
 def test_events_since_a_time_include_past_events(web: Server) -> None:
-    """Past events include those of a removed pod; new events follow."""
+    """`events --since` prints past events, those of removed pods too, and then new ones."""
     pod = web.run_pod(web.pod_config("past"))
     first, second = (web.launch(pod, named(web, name)) for name in ("first", "second"))
     web.stop_container(first)

@@ -1,5 +1,5 @@
-"""Tests errors of one line: for an ordinary user, without a server, with another program on the
-socket, with a wrong configuration, with closed streams."""
+"""Tests that an error is a single line: for an ordinary user, without a server, with another
+program on the socket, with a wrong configuration, with closed streams."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ Answer = tuple[int, str]
 
 
 def answers(*commands: list[str], user: int = 0) -> list[Answer]:
-    """Return exit code and output (stdout and stderr together) of each command."""
+    """Run the commands as `user`; return exit code and output (stdout and stderr together) of
+    each."""
     request = json.dumps([user, commands])
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, request], cwd=REPOSITORY, capture_output=True, timeout=120
@@ -133,7 +134,8 @@ def test_an_ordinary_user_gets_an_error_about_the_socket(server: Server) -> None
 
 @pytest.fixture
 def open_folder() -> Iterator[Path]:
-    """Make a folder that every user can reach; only root can reach pytest's temporary folders."""
+    """Return a new folder that every user can reach."""
+    # Only root can reach pytest's temporary folders.
     with tempfile.TemporaryDirectory(prefix=session.name("open")) as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -297,8 +299,6 @@ def test_closed_standard_streams_are_tolerated(server: Server) -> None:
 
 
 def test_an_interrupt_of_the_demo_leaves_nothing(tmp_path: Path) -> None:
-    """No file is left after Ctrl-C, which reaches all processes of the terminal's foreground
-    group."""
     process = subprocess.Popen(
         [sys.executable, "-m", "cri_server.cli.main", "demo", "pod.yaml"],
         cwd=REPOSITORY, env={**os.environ, "TMPDIR": str(tmp_path)}, start_new_session=True,
@@ -307,6 +307,7 @@ def test_an_interrupt_of_the_demo_leaves_nothing(tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline().startswith(b"server up")
     assert wait_until(lambda: list(tmp_path.glob("*/pods/*/pod")), 30), "the pod's folder"
+    # Ctrl-C reaches all processes of the terminal's foreground group.
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=60)
     assert (process.returncode, error) == (128 + signal.SIGINT, b"")

@@ -62,7 +62,7 @@ class Terminal:
         os.write(self._ours, text.encode())
 
     def expect(self, text: str) -> str:
-        """Wait for a text; return the output before it."""
+        """Wait until the shell prints `text`; return the output before it."""
         while text not in self._seen:
             assert select.select([self._ours], [], [], PATIENCE_S)[0], (
                 f"{text!r} does not come: {self._seen!r}"
@@ -138,6 +138,6 @@ def terminal(
     ],
 )
 def test_a_name_is_completed(terminal: Terminal, begun: str, whole: str) -> None:
-    """The shell prints the completed line instead of executing it."""
+    # The shell prints the completed line instead of executing it.
     terminal.type(f"pyrunc-cri {begun}\t{TO_THE_BEGINNING}printf '<%s>' \n")
     terminal.expect(f"<{whole}>")

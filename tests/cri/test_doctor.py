@@ -1,5 +1,5 @@
-"""Tests `pyrunc-cri doctor` on this machine and beside a real server: results, exit code,
-leftovers; it leaves nothing behind."""
+"""Tests `pyrunc-cri doctor` on this machine and beside a real server: its results and exit code,
+the leftovers that it reports, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def run(config: Path, *arguments: str) -> tuple[int, str]:
 
 
 def doctor(config: Path) -> dict[str, dict[str, str]]:
-    """Run `pyrunc-cri doctor`; return its results by code."""
+    """Run `pyrunc-cri doctor`; return a dict: code -> result."""
     code, text = run(config, "--json")
     results = json.loads(text)
     assert code == any(f["level"] == "wrong" for f in results)
@@ -99,8 +99,7 @@ def test_doctor_checks_a_running_server(server: Server) -> None:
 
 
 def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
-    """The folders come from the server's status. Without systemd, the remedy for a missing server
-    does not name systemctl."""
+    """With `--address`, doctor checks the folders that this server's status names."""
 
     def results(address: str) -> dict[str, dict[str, str]]:
         command = [*PROGRAM, "--address", address, "doctor", "--json"]
@@ -114,6 +113,7 @@ def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
         by_code
     )
     absent = results(f"unix://{server.folder}/absent.sock")["server"]
+    # Without systemd, the remedy does not name systemctl.
     start = (
         "systemctl start pyrunc-cri"
         if Path("/run/systemd/system").is_dir()

@@ -1,5 +1,5 @@
-"""A server starts over pods of the version before, which had a shim for each pod and no keeper:
-today's shims take them over while they run, and the earlier shims end."""
+"""Tests a server that starts over pods of the version before, which had a shim for each pod and no
+keeper: today's shims take over the running pods, and the earlier shims end."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ server = server_fixture("function", module=EARLIER)
 
 
 def upgrade(server: Server, module: str = THIS) -> None:
-    """Kill the server of the version before, and start today's over its pods."""
+    """Kill the server of the version before, and start today's server over its pods."""
     server.kill()
     # The version before has no such folder. The shims in it end without their server, and remove
     # their files meanwhile.

@@ -1,9 +1,8 @@
 """Tests every field of every request with one malformed value at a time: the answer is a documented
 code or success, and nothing stays behind.
 
-Each request would succeed without its changed field. An object that the server makes all the same
-(many values are merely odd) is started and removed again, because a fault must not appear later
-either.
+With its original value each request would succeed. A pod or container that is made despite the
+value is started and removed, because the value must not cause a fault later either.
 """
 
 from __future__ import annotations
@@ -62,10 +61,10 @@ def server() -> Iterator[Server]:
 
 @contextlib.contextmanager
 def empty_registry(server: Server) -> Iterator[None]:
-    """Provide a registry at REGISTRY that answers 404 to everything. If no registry listened there,
-    the server would retry for a while."""
+    """Provide a registry at REGISTRY that answers 404 to everything."""
     folder = server.folder / "nothing"
     folder.mkdir()
+    # If no registry listened there, the server would retry for a while.
     command = server.in_its_network("busybox", "httpd", "-f", "-p", REGISTRY, "-h", str(folder))
     with subprocess.Popen(command) as program:
         try:
@@ -80,7 +79,7 @@ def empty_registry(server: Server) -> Iterator[None]:
 
 
 def ways(descriptor: Any, above: Way = ()) -> Iterator[Way]:
-    """Return the paths of all fields of a message, those of inner messages too."""
+    """Yield the paths of all fields of a message, including those of inner messages."""
     for field in descriptor.fields:
         if field.message_type is None or is_map(field):
             yield (*above, field)
@@ -93,8 +92,7 @@ def is_map(field: FieldDescriptor) -> bool:
 
 
 def put(message: Any, way: Way, value: Any) -> None:
-    """Set the field at this path; lists on the path are followed to their last item, or to a new
-    one."""
+    """Set the field at this path. In a list on the path, use the last item, or add one."""
     for field in way[:-1]:
         target = getattr(message, field.name)
         if field.is_repeated:
@@ -170,7 +168,7 @@ class Target:
         return getattr(stub, call)(request, timeout=CALL_TIMEOUT_S)
 
     def undo(self, call: str, answer: Any) -> None:
-        """Use the object that the call has made, and remove it."""
+        """Use the pod or container that the call has made, and remove it."""
         if call == "RunPodSandbox":
             self.server.pod_status(answer.pod_sandbox_id)
             self.server.remove_pod(answer.pod_sandbox_id)
@@ -181,7 +179,7 @@ class Target:
                 self.server.remove_container(answer.container_id)
 
     def left(self) -> dict[str, list[str]]:
-        """Return the objects on disk and in the lists."""
+        """Return the pods and containers on disk and in the lists."""
         folders = (self.server.root, self.server.state)
         below = ("sandboxes", "containers", "pods", "shims")
         leftovers = {
@@ -223,8 +221,8 @@ def test_every_field_of_a_request_is_handled(target: Target, call: str) -> None:
 
 
 def cases(target: Target, call: str) -> Iterator[tuple[Way, Any]]:
-    """Return each field with each value, except values that would end the target and fields for
-    Windows."""
+    """Yield each field of the call's request with each value, except values that would end the
+    target, and fields for Windows."""
     mine = (target.pod[:6], target.running[:6], target.other, target.running)
     for way in ways(getattr(api, REQUESTS[call]).DESCRIPTOR):
         if "windows" not in (field.name for field in way):

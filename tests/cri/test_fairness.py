@@ -1,5 +1,5 @@
 """Tests pods that share a shim: a pod with a volume that does not answer, a pod that floods its log
-and a pod with constant execs do not delay a fourth."""
+and a pod with constant execs do not delay a fourth pod."""
 
 from __future__ import annotations
 

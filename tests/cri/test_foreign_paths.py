@@ -1,5 +1,5 @@
-"""Tests host paths on storage that does not answer, from the beginning or later: one call waits for
-it, and no other."""
+"""Tests containers with host paths on storage that does not answer: only the call that needs the
+storage waits."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def is_open(server: Server, volume: fuse.Volume) -> bool:
 def test_a_volume_that_never_answers_is_named_in_time(
     server: Server, volume: fuse.Volume, tmp_path: Path
 ) -> None:
-    """CreateContainer fails with the volume's path after the timeout; meanwhile another container
-    is created. Nothing of the failed one stays, even if the volume answers late."""
+    """CreateContainer fails with the volume's path after the timeout and leaves nothing, even if
+    the volume answers late; meanwhile another container is created."""
     pod, other = server.run_pod(), api.Mount(container_path="/other", host_path=str(tmp_path))
     server.remove_container(server.create(pod, container_config(server, other)))
     volume.hang()
@@ -132,11 +132,12 @@ def code_and_message(
 def test_only_the_server_looks_up_the_volume(
     server: Server, volume: fuse.Volume, propagation: int
 ) -> None:
-    """The volume gets one request. Compiling and launching the container cause none, whether its
-    process makes the mount or the shim clones the descriptor. No descriptor stays open."""
+    """The volume gets a single request: compiling and launching the container cause none. No
+    descriptor of the volume stays open."""
     pod = server.run_pod()
     volume.hang(after_looks=1)
     container = server.create(pod, container_config(server, of(volume, propagation=propagation)))
+    # The container's process makes the mount, or the shim clones the descriptor.
     server.start_container(container)
     assert volume.requests == [fuse.GETATTR] and not volume.waiting
     assert not is_open(server, volume)
@@ -147,9 +148,9 @@ def test_only_the_server_looks_up_the_volume(
 def test_a_start_that_waits_for_the_volume_delays_no_other_start(
     server: Server, volume: fuse.Volume
 ) -> None:
-    """The container's process looks up a mount source below the volume's mount point once more. The
-    shim starts other containers meanwhile."""
+    """While the start of a container waits for the volume, the shim starts another one."""
     pod = server.run_pod()
+    # The container's process looks up a source below the volume's mount point once more.
     below = api.Mount(container_path="/v", host_path=str(volume.path / "file"))
     first = server.create(pod, container_config(server, below, name="first"))
     second = server.create(pod, container_config(server, name="second"))
@@ -170,8 +171,7 @@ def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
     server: Server, volume: fuse.Volume
 ) -> None:
     """An exec with an empty HOME waits for the volume, which has the passwd file; meanwhile the
-    shim serves other calls. HOME becomes `/`, because the file has no line for the user. Other
-    execs have the HOME that the server set when it created the container."""
+    shim serves other calls."""
     pod = server.run_pod()
     passwd = api.Mount(container_path="/etc/passwd", host_path=str(volume.path / "file"))
     config = container_config(server, passwd, name="first")
@@ -180,6 +180,7 @@ def test_an_exec_that_looks_up_its_home_on_the_volume_delays_no_other(
     second = server.launch(pod, container_config(server, name="second"))
     show = ("sh", "-c", "echo $HOME")
     volume.hang()
+    # This HOME was set when the container was created; the file has no line for the user.
     assert server.output(first, *show) == "/\n"
     with ThreadPoolExecutor(1) as pool:
         waits = pool.submit(cli, server, "exec", "-e", "HOME=", first, *show)
@@ -212,7 +213,7 @@ def test_a_pod_is_stopped_while_a_start_waits_for_the_volume(
 def test_mounts_of_a_cdi_device_follow_links(
     server: Server, volume: fuse.Volume, cdi: Path, answers: bool
 ) -> None:
-    """A CDI file may name the volume by a symbolic link: the mount follows the link."""
+    """If a CDI file names the volume by a symbolic link, the mount follows the link."""
     link = volume.path.with_name("link")
     link.symlink_to(volume.path)
     edits = {"mounts": [{"hostPath": str(link), "containerPath": "/v", "options": ["bind", "ro"]}]}
@@ -248,9 +249,9 @@ def test_an_id_mapping_error_does_not_query_the_volume(server: Server, volume: f
 
 
 def test_a_start_after_a_restart_opens_the_volume_again(tmp_path: Path) -> None:
-    """The restarted server has no compiled launch of the container, so it looks up the volume once
-    more, with the same timeout."""
+    """A restarted server looks up the volume once more, with the same timeout."""
     with started(tmp_path) as server, mounted(server, tmp_path) as volume:
+        # The restarted server has no compiled launch of the container.
         starts_again(server, volume)
 
 
@@ -276,8 +277,7 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
 def test_a_container_can_have_more_mounts_than_a_message_has_descriptors(
     server: Server, tmp_path: Path
 ) -> None:
-    """Mounts that the container's process makes need no descriptor. Each other mount needs one; if
-    there are too many, the error gives the limit."""
+    """Plain mounts have no limit. ID-mapped mounts have one, which the error names."""
     pod, mounts = server.run_pod(), []
     for number in range(MANY):
         (tmp_path / str(number)).mkdir()
@@ -286,6 +286,7 @@ def test_a_container_can_have_more_mounts_than_a_message_has_descriptors(
         )
     container = server.launch(pod, container_config(server, *mounts))
     assert len(server.output(container, "ls", "/v").split()) == MANY
+    # Unlike a mount by the container's process, each of these needs a descriptor.
     for mount in mounts:
         mount.uidMappings.extend(MAPPING)
         mount.gidMappings.extend(MAPPING)

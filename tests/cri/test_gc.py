@@ -30,7 +30,7 @@ Things = dict[tuple[str, str], dict[str, str]]
 
 
 def gc(server: Server, *words: str) -> Things:
-    """Run `gc`; return its report by kind and name."""
+    """Run `gc`; return a dict: (kind, name) -> item of its report."""
     return {
         (item["kind"], item["name"]): item for item in json.loads(run(server, "--json", *words))
     }
@@ -145,7 +145,8 @@ def test_the_text_and_the_log_list_removed_items(server: Server) -> None:
 
 
 def test_gc_ends_an_unfinished_pod_with_its_shim() -> None:
-    """The pod's record is lost while the server runs: gc ends the pod like a server that starts."""
+    """If a pod's record is lost while the server runs, gc ends the pod, as a starting server
+    does."""
     with Server(network=False) as server:
         pod = server.run_pod(server.pod_config("lost"), host_network=True)
         (server.root / "sandboxes" / f"{pod}.json").unlink()

@@ -47,7 +47,8 @@ async def bridge(path: Path) -> AsyncIterator[int]:
 
 
 async def run_h2spec(path: Path, report: Path) -> dict[tuple[str, str], str]:
-    """Return each case by section and title, with its failure or an empty text."""
+    """Run h2spec against the socket; return a dict: (section, title) -> failure, or an empty
+    text."""
     async with bridge(path) as port:
         arguments = ["-p", str(port), "-o", str(TIMEOUT_S), "-j", str(report)]
         process = await asyncio.create_subprocess_exec(

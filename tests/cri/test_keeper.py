@@ -1,5 +1,5 @@
-"""Tests of the keeper (pause/keeper.c): any or all of the other processes are killed, and pods
-continue, on every kernel."""
+"""Tests the keeper (pause/keeper.c): pods continue when any or all other processes are killed, or
+the keeper alone, on every kernel."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def parent_of(pid: int) -> int:
 
 
 def shims_below(server: Server) -> set[int]:
-    """Return the pids of the shims below the keeper."""
+    """Return the pids of the shims that descend from the keeper."""
     return {pid for pid in below(keeper_pid(server.state)) if is_called(pid, "pyrunc-shim")}
 
 
@@ -60,8 +60,8 @@ def zygote_of_shims(server: Server) -> int:
 
 
 def test_only_shims_are_protected_like_the_keeper_from_the_oom_killer(server: Server) -> None:
-    """The zygote is not protected, although it is a child of the keeper: one of its jobs may
-    process a hostile image."""
+    """The zygote, a child of the keeper, is not protected: one of its jobs may process a hostile
+    image."""
 
     def score_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
@@ -93,8 +93,8 @@ def test_the_exit_code_of_a_killed_shims_container_is_reported(
 
 
 def test_a_killed_keeper_loses_at_most_exit_codes_of_its_own_time(server: Server) -> None:
-    """Only containers whose shim is killed after the keeper lose their exit codes: init reaps them,
-    and the kernel does not report the codes. Pods of the next shims are not affected."""
+    """If a shim is killed after the keeper, its containers may lose their exit codes; containers of
+    later shims do not."""
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("exit 42")))
     server.wait_logged(container, "ready")
@@ -113,6 +113,7 @@ def test_a_killed_keeper_loses_at_most_exit_codes_of_its_own_time(server: Server
     lose_shim(server, pod)
     assert server.output(container, "echo", "on") == "on\n"
     server.stop_container(container, 30)
+    # 255: init reaps the process, and the kernel does not report the code.
     # 42 if the shim sees the zombie before init reaps it.
     assert server.status(container).exit_code in (255, 42)
     next_pod = server.run_pod()
@@ -182,7 +183,7 @@ def answers(server: Server, container: str) -> bool:
 
 def counted_on(server: Server, container: str, kills: int) -> None:
     """Stop a container that counts. Assert that its exit code is 42, and that its log has each
-    number once and in order, except at most one per killed shim."""
+    number once and in order, except at most one number per killed shim."""
     server.stop_container(container, 30)
     assert server.status(container).exit_code == 42
     numbers = [int(line) for line in server.log_lines(container)]
@@ -197,7 +198,7 @@ def launch_counting(server: Server) -> tuple[str, str]:
 
 
 def test_pods_survive_when_all_killed_but_the_keeper(server: Server) -> None:
-    """Meanwhile a container ends and another one writes."""
+    """The exit code and the last output of a container that ends meanwhile are known, too."""
     pods = dict(launch_counting(server) for _ in range(3))
     pod, *_ = pods
     ending = server.launch(
@@ -262,7 +263,7 @@ def test_a_new_keeper_is_filled_again(server: Server) -> None:
 
 
 def test_stderr_is_attached_as_stderr_when_stdout_had_ended(server: Server) -> None:
-    """The new keeper, and after it the next shim, get only the stream that is open."""
+    """A new keeper and the next shim get only the open stderr, and do not serve it as stdout."""
     pod = server.run_pod()
     script = "exec >&-; echo ready >&2; until test -e /done; do sleep 0.1; done; echo word >&2"
     container = server.launch(pod, server.container_config(["/bin/sh", "-c", script]))
@@ -297,7 +298,7 @@ def test_a_stopped_keeper_delays_no_call(server: Server) -> None:
 
 
 def test_keeper_and_shims_killed_at_once_leave_nothing(server: Server) -> None:
-    """Processes that no shim can take over are ended."""
+    """No shim can take over the pods: their processes are ended, and new pods run."""
     pod, container = launch_counting(server)
     process = pid_of(server, container)
     kill(keeper_pid(server.state), *shims(server))
@@ -324,14 +325,14 @@ def test_entries_without_a_pod_are_dropped_by_the_next_server(server: Server) ->
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_containers_survive_kills_of_server_shims_and_keeper(seed: int) -> None:
-    """Other containers run during the kills, and a call at that moment fails. The keeper is killed
-    alone: if it and another process are killed within a second, descriptors that only they have are
-    lost."""
+    """Containers continue through a random sequence of kills while others start and end."""
     chance = random.Random(seed)
     with Server() as server:
         server.load_image()
         pods = dict(launch_counting(server) for _ in range(3))
         done = threading.Event()
+        # The keeper is killed alone: if it and another process are killed within a second,
+        # descriptors that only they have are lost.
         kinds = ("shim", "shims", "server", "server and shims", "keeper", "zygotes")
         with ThreadPoolExecutor(1) as pool:
             others = pool.submit(live_until, done, server, next(iter(pods)))

@@ -22,7 +22,7 @@ server = server_fixture("module", settings={"server": {"log_format": "json", "lo
 
 
 class Log:
-    """Reads the records that were written after this object was made."""
+    """Reads the records that the server has logged since this object was made."""
 
     def __init__(self, server: Server) -> None:
         self._path, self._at = server.log, server.log.stat().st_size
@@ -31,16 +31,15 @@ class Log:
         return self._path.read_bytes()[self._at :].decode()
 
     def records(self) -> list[dict[str, Any]]:
-        """Return the records of the log, without the doctor's results about this machine, which
-        come some time after the start."""
+        """Return the records of the log, without the doctor's results about this machine."""
         records = [json.loads(line) for line in self.text().splitlines()]
+        # The doctor's results come some time after the start.
         return [
             record for record in records if not record["logger"].startswith("cri_server.doctor.")
         ]
 
     def wait(self, message: str) -> dict[str, Any]:
-        """Return the first record with this message, which may be written after the call that
-        caused it."""
+        """Wait until the log has a record with this message; return the first one."""
         deadline = time.monotonic() + 30
         while True:
             for record in self.records():
@@ -181,8 +180,8 @@ def failures(log: Log, verb: str) -> list[dict[str, Any]]:
 
 
 def test_failures_of_the_node_are_warnings(server: Server) -> None:
-    """UNIMPLEMENTED means that the request is valid and the node cannot do it, so the log warns the
-    node's administrator."""
+    """A valid request that the node cannot fulfil (UNIMPLEMENTED) is logged as a warning to the
+    node's administrator, an invalid one as information."""
     pod = server.run_pod(server.pod_config("unable"))
     config = server.container_config()
     config.linux.security_context.apparmor.CopyFrom(

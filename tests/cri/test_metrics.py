@@ -43,7 +43,7 @@ def server(address: Path) -> Iterator[Server]:
 
 
 class Connection(http.client.HTTPConnection):
-    """HTTP over a unix socket."""
+    """An HTTP connection over a unix socket."""
 
     def __init__(self, path: Path) -> None:
         super().__init__("localhost")
@@ -128,7 +128,7 @@ def test_metrics_count_the_calls_of_a_pods_life(server: Server, address: Path) -
 
 
 def test_metrics_include_the_series_of_pods(server: Server, address: Path) -> None:
-    """They are the series that kubelet makes from ListPodSandboxMetrics."""
+    """`/metrics` has the series that kubelet makes from ListPodSandboxMetrics."""
     container = server.launch(server.run_pod())
     samples = of_pods(address)
     own = [s for s in samples if s.labels["id"] == container]
@@ -181,7 +181,7 @@ def test_an_open_exec_session_is_counted(server: Server, address: Path) -> None:
 
 
 def test_promtool_accepts_the_metrics(server: Server, address: Path) -> None:
-    """Checks the rules of `promtool check metrics` that apply to our metrics."""
+    """The metrics follow the rules of `promtool check metrics` that apply to them."""
     server.pods()
     text = get(address, "/metrics")[1]
     assert text.endswith("\n")

@@ -38,7 +38,7 @@ def mounts_of(server: Server) -> list[str]:
 
 
 def held_mounts(server: Server) -> int:
-    """Return the descriptors of image mounts that the server has open."""
+    """Return the number of descriptors of image mounts that the server has open."""
     folder = Path(f"/proc/{server.pid}/fdinfo")
     count = 0
     for name in os.listdir(folder):
@@ -144,7 +144,8 @@ def test_removing_an_image_removes_its_files(server: Server) -> None:
 
 
 def test_a_restart_may_change_the_store(own_server: Server) -> None:
-    """Images on disk keep their form; later pulls use the configured store."""
+    """If `[images] store` changes, images on disk keep their form, and later ones get the new
+    form."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.launch(pod)
@@ -178,8 +179,8 @@ def test_a_restart_may_change_the_store(own_server: Server) -> None:
 
 
 def test_gc_converts_unused_images() -> None:
-    """The first server unpacks images, the next one mounts them. gc converts a stored image only
-    when no container uses it."""
+    """If `[images] store` has changed from unpacked to erofs, gc converts a stored image only when
+    no container uses it."""
     with Server(settings={"images": {"store": "unpacked"}}) as server:
         server.load_image()
         pod = server.run_pod(host_network=True)
@@ -224,7 +225,7 @@ def test_gc_removes_a_tar_without_image(server: Server) -> None:
 
 
 def test_a_layer_whose_tar_was_changed_is_not_run(server: Server) -> None:
-    """The index belongs to a tar of one length, so a tar of another length is refused."""
+    """CreateContainer fails if a layer's tar has another length than when its index was made."""
     server.load_image(image_archive("registry.test/cut:1", {"f": b"x" * 10_000}))
     tar = max(files(server, "tars"), key=os.path.getmtime)
     os.truncate(tar, 1024)

@@ -26,10 +26,10 @@ echo '{{"cniVersion": "1.0.0", "ips": [{{"address": "10.9.9.9/24"}}]}}'
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Start a server whose only plugin records its environment; the names are on a shared mount,
-    like on a node with systemd."""
+    """Provide a server whose only CNI plugin records its environment."""
     server = Server(network=False)
     server.names.mkdir()
+    # The names are on a shared mount, as on a node with systemd.
     for command in (["mount", "-t", "tmpfs", "names"], ["mount", "--make-shared"]):
         subprocess.run([*command, server.names], check=True)
     try:
@@ -59,8 +59,7 @@ def network_of(process: int) -> int:
 
 
 def test_add_and_del_get_the_same_path_of_the_namespace(server: Server) -> None:
-    """The path stays the same when the pod's shim and the server are replaced in between. Earlier
-    versions passed another path to DEL than to ADD."""
+    """The path stays the same when the pod's shim and the server are replaced in between."""
     pod = server.run_pod()
     name = f"{server.names}/{pod}"
     assert verbose_info(server, pod)["netns"] == name
@@ -69,17 +68,18 @@ def test_add_and_del_get_the_same_path_of_the_namespace(server: Server) -> None:
     server.restart()
     assert verbose_info(server, pod)["netns"] == name
     server.stop_pod(pod)
+    # Earlier versions passed another path to DEL than to ADD.
     assert called(server) == [f"ADD {name}", f"DEL {name}"] and not os.path.lexists(name)
     server.remove_pod(pod)
 
 
 def test_a_pod_with_a_user_namespace_has_a_namespace_name(server: Server) -> None:
-    """The pause process makes this network namespace, so that the pod's root owns it."""
     config = server.pod_config()
     ids = [api.IDMapping(host_id=200000, container_id=0, length=65536)]
     config.linux.security_context.namespace_options.userns_options.CopyFrom(
         api.UserNamespace(mode=api.POD, uids=ids, gids=ids)
     )
+    # The pause process makes this network namespace, so that the pod's root owns it.
     pod = server.run_pod(config)
     name = f"{server.names}/{pod}"
     assert os.stat(name).st_ino == network_of(verbose_info(server, pod)["pid"])
@@ -115,8 +115,8 @@ ADD_ONS = {
 
 @pytest.mark.parametrize("add_on", ADD_ONS)
 def test_an_add_ons_pod_sees_names_appear_and_disappear(server: Server, add_on: str) -> None:
-    """The add-on's pod runs before the pods that it serves, so it must see later mounts and
-    unmounts (mountPropagation: HostToContainer)."""
+    """With mountPropagation HostToContainer, an add-on's pod sees the names of pods that start and
+    stop later."""
     folder, of_name = ADD_ONS[add_on]
     folder = folder or str(server.names)
     mount = api.Mount(

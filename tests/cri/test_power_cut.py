@@ -1,8 +1,8 @@
 """Tests power cuts: the results of answered calls are on disk, and unanswered calls leave nothing
 permanent.
 
-The root is an ext4 whose journal is not committed by time (commit=300), so that the disk has only
-synced data.
+The server's root directory is an ext4 file system whose journal is not committed by time
+(commit=300), so that the disk has only synced data.
 """
 
 from __future__ import annotations
@@ -99,11 +99,7 @@ def test_an_interrupted_removal_is_finished_after_a_power_cut(
 
 
 def nothing_left(server: Server) -> None:
-    """Check that no record, lease, damaged file or temporary file remains.
-
-    Waits for GC of the CNI plugins, which the server runs after its start. Only GC removes a lease
-    that the power cut has emptied. (Files in `leaving` stay until their network devices
-    disappear.)"""
+    """Check that no record, lease, damaged file or temporary file remains."""
 
     def left() -> list[Path]:
         return [
@@ -111,8 +107,11 @@ def nothing_left(server: Server) -> None:
             for folder in ("sandboxes", "containers", "network")
             for path in (server.root / folder).rglob("*")
             if not path.is_dir()
+            # Files in `leaving` stay until their network devices disappear.
             and path.parent.name != "leaving"
             and not path.name.startswith(("lock", "last_"))
         ]
 
+    # The server runs GC of the CNI plugins after its start. Only GC removes a lease that the power
+    # cut has emptied.
     assert wait_until(lambda: not left(), timeout_s=10), left()

@@ -1,4 +1,4 @@
-"""Tests that the server dies in every way and is restarted: pods continue, no record is lost,
+"""Tests restarts of the server after it has died at any step: pods continue, no record is lost,
 nothing is left behind."""
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from tests.support.processes import wait_until
 
 
 def all_points() -> list[str]:
-    """Return every step of every verb. Imports the server's modules, which define the steps."""
+    """Return every step of every verb."""
+    # The server's modules define the steps.
     import cri_server.rpc.runtime  # noqa: F401
 
     return Steps.points()
@@ -94,8 +95,8 @@ def test_exits_during_an_outage_are_reported_afterwards(server: Server) -> None:
 
 @pytest.mark.requirement("1.12", "11.8")
 def test_a_start_that_outlives_its_server_is_undone(tmp_path: Path) -> None:
-    """The container must not run while it is listed as CREATED, because kubelet would start another
-    one beside it."""
+    """If the server is killed during StartContainer, the container ends with the reason
+    StartError."""
     begun, go = tmp_path / "begun", tmp_path / "go"
     script = f"touch {begun}; until [ -e {go} ]; do sleep 0.05; done"
     hook = {
@@ -116,6 +117,7 @@ def test_a_start_that_outlives_its_server_is_undone(tmp_path: Path) -> None:
         assert wait_until(begun.exists, 30)
         server.restart(Server.kill)
         assert isinstance(start.exception(), grpc.RpcError)
+        # If it ran while it is listed as CREATED, kubelet would start another one beside it.
         assert server.wait_exit(container).reason == "StartError"
         go.touch()
         with pytest.raises(grpc.RpcError, match="is CONTAINER_EXITED, not CONTAINER_CREATED"):
@@ -186,8 +188,8 @@ def _answers(server: Server, container: str) -> bool:
 
 @pytest.mark.requirement("1.4", "1.a.10")
 def test_a_shim_that_answers_late_keeps_its_pod(server: Server) -> None:
-    """The shim is stopped while the server starts: its containers are listed as running, and
-    continue when it answers. The server waits for it before it answers clients."""
+    """While a shim is stopped, a restarted server lists its containers as running; they continue
+    when the shim answers."""
     pod = server.run_pod()
     lives = server.launch(
         pod, named(server, "lives", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
@@ -198,6 +200,7 @@ def test_a_shim_that_answers_late_keeps_its_pod(server: Server) -> None:
     server.kill()
     os.kill(shim, signal.SIGSTOP)
     try:
+        # The server waits a limited time for the shim before it answers clients.
         server.start()
         assert server.pod_status(pod).state == api.SANDBOX_READY
         assert {server.status(c).state for c in (lives, dies)} == {api.CONTAINER_RUNNING}
@@ -215,8 +218,8 @@ def test_a_shim_that_answers_late_keeps_its_pod(server: Server) -> None:
 
 
 def test_a_stop_uses_a_shim_that_answers_again(server: Server) -> None:
-    """The shim answers only while the stop waits for it: the container still gets its grace
-    period."""
+    """If a stopped shim continues while StopContainer waits for it, the container still gets its
+    grace period."""
     pod = server.run_pod()
     container = server.launch(
         pod, named(server, "ends", "trap 'exit 7' TERM; echo up; while :; do sleep 0.05; done")
@@ -237,8 +240,8 @@ def test_a_stop_uses_a_shim_that_answers_again(server: Server) -> None:
 
 
 def test_a_deleted_folder_ends_no_container(server: Server) -> None:
-    """The folder of a running container is deleted: the container runs on, the shim reports it, and
-    its exit is recorded all the same."""
+    """If the folder of a running container is deleted, the container runs on, and its exit is still
+    recorded."""
     pod = server.run_pod()
     container = server.launch(
         pod, named(server, "runs", "until [ -e /go ]; do sleep 0.02; done; exit 5")
@@ -326,8 +329,8 @@ def test_damaged_records_are_put_aside(server: Server) -> None:
 
 
 def test_a_stop_is_known_without_its_record(server: Server) -> None:
-    """A stop may leave the record unchanged: a restarted server finds that the pod is not ready,
-    and a reboot ends the pod anyway."""
+    """StopPodSandbox leaves the pod's record unchanged; a restarted server still reports that the
+    pod is stopped."""
     pod, other = server.run_pod(), server.run_pod(host_network=True)
     records = [server.root / "sandboxes" / f"{each}.json" for each in (pod, other)]
     before = [record.stat().st_ino for record in records]
@@ -335,6 +338,7 @@ def test_a_stop_is_known_without_its_record(server: Server) -> None:
         server.stop_pod(each)
     infos = [info(server, each) for each in (pod, other)]
     assert [each["phase"] for each in infos] == ["stopped"] * 2
+    # No write is needed, because a reboot ends the pod anyway.
     assert [record.stat().st_ino for record in records] == before
     server.restart()
     assert [info(server, each) for each in (pod, other)] == infos
@@ -349,7 +353,8 @@ def info(server: Server, pod: str) -> dict[str, object]:
 
 
 def test_an_empty_record_is_removed_as_an_unanswered_call(server: Server) -> None:
-    """A power cut leaves such records: pod and container are removed, and nothing is set aside."""
+    """Pods and containers whose records a power cut has emptied are removed, and nothing is set
+    aside."""
     pod, other = server.run_pod(), server.run_pod()
     container = server.create(other)
     server.kill()
@@ -369,7 +374,7 @@ def test_an_empty_record_is_removed_as_an_unanswered_call(server: Server) -> Non
 @contextlib.contextmanager
 def second(server: Server, **folders: Path) -> Iterator[Server]:
     """Turn `server` into a second server for the block, with another log and socket and with
-    `folders`. Its start must be refused."""
+    `folders`."""
     before = {
         name: getattr(server, name) for name in ("_process", "log", "socket", "root", "state")
     }
@@ -403,12 +408,13 @@ def test_a_second_server_on_any_of_the_folders_is_refused(
 
 @pytest.mark.parametrize("change", ["root", "state"])
 def test_folders_that_do_not_belong_together_are_refused(server: Server, change: str) -> None:
-    """A server does not start with the root directory of these pods and another state directory,
-    or the other way round: it would take running pods for partly created ones and end them."""
+    """A server does not start with the root directory of these pods and another state directory, or
+    the other way round."""
     pod = server.run_pod()
     container = server.launch(pod)
     server.stop()
     words = f"--{change} {getattr(server, change)}"
+    # It would take running pods for partly created ones and end them.
     with (
         second(server, **{change: server.folder / "other"}),
         pytest.raises(AssertionError, match=words),
@@ -472,8 +478,8 @@ def nothing_left(server: Server) -> None:
 
 
 def nothing_but_networks(server: Server) -> None:
-    """Check that nothing is left, except the names of network namespaces: DEL needs them until the
-    plugin releases the networks."""
+    """Check that nothing is left, except the names of network namespaces."""
+    # DEL needs the names until the plugin releases the networks.
     assert not server.pods() and not server.containers()
     for folder in (
         server.state / "sandboxes",
@@ -588,8 +594,8 @@ def test_a_caller_that_hangs_up_gets_the_result_on_its_next_try(server: Server) 
 
 @pytest.mark.requirement("1.5", "1.7")
 def test_callers_may_hang_up_at_any_moment(server: Server) -> None:
-    """Each call is cancelled after 1 to 40 ms and repeated at once: one pod, one container, nothing
-    stuck, nothing left."""
+    """If calls are cancelled after 1 to 40 ms and repeated at once, each caller gets one pod and
+    one container, and nothing is left."""
 
     def impatient(number: int) -> tuple[str, str]:
         config = server.pod_config(f"hasty{number}")
@@ -659,7 +665,7 @@ def shim_pid(server: Server, pod: str) -> int:
 
 
 def kill_group(server: Server) -> None:
-    """Kill the processes that a reboot would have ended."""
+    """Kill the processes in the server's cgroup, which a reboot would have ended."""
     for root in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")):
         group = root / server.folder.name
         if (group / "cgroup.kill").exists():
@@ -677,8 +683,8 @@ def _removed(group: Path) -> bool:
 
 
 def test_the_error_names_a_full_folder() -> None:
-    """Calls fail with RESOURCE_EXHAUSTED if the state's tmpfs, or the file system of the network's
-    records, is full although the disk is not."""
+    """Calls fail with RESOURCE_EXHAUSTED if the state's tmpfs or the file system of the network's
+    records is full, although the disk is not."""
     with Server() as server:
         server.load_image()
         pod = server.run_pod()

@@ -26,7 +26,7 @@ server = server_fixture("module")
 
 
 def reload(server: Server, text: str) -> str:
-    """Reload the configuration `text`; return the server's log about it."""
+    """Reload the configuration `text`; return what the server logs about the reload."""
     folder = server.folder / "config.toml.d"
     folder.mkdir(exist_ok=True)
     (folder / "test.toml").write_text(text)
@@ -63,7 +63,7 @@ def test_a_reload_changes_the_limits_of_new_containers(server: Server) -> None:
 
 
 def test_a_flag_overrides_the_reloaded_network_folder(server: Server) -> None:
-    """The folder of the command line stays, because flags override the file."""
+    # A flag sets this folder, too.
     reload(server, '[network]\nconf_dir = "/nonexistent"\n')
     conditions = server.runtime.Status(api.StatusRequest()).status.conditions
     assert all(condition.status for condition in conditions)
@@ -96,14 +96,12 @@ def test_the_log_changes_its_level_and_form(server: Server) -> None:
 
 
 def test_reloads_do_not_disturb_running_pulls(server: Server, tmp_path: Path) -> None:
-    """While four layers arrive byte by byte, the server gets a hundred SIGHUPs with valid and
-    invalid files. The pulls end with the configuration of their start; the last file, which rejects
-    every image, applies to the next pull. The server has no more descriptors than after the first
-    reload."""
+    """A hundred SIGHUPs with valid and invalid files do not end running pulls; the last
+    configuration applies to the next pull. No descriptor stays open."""
     chance = random.Random(7)
     images = [build.image([build.layer({"file": chance.randbytes(8_000)})]) for _ in range(4)]
     policy = tmp_path / "policy.json"
-    policy.write_text(json.dumps({"default": [{"type": "reject"}]}))
+    policy.write_text(json.dumps({"default": [{"type": "reject"}]}))  # every image
     texts = ("", "[images\n", '[registry]\nconfig_path = "/nonexistent"\n')
     with (
         inner_registry.inside(server, tmp_path / "registry") as registry,
@@ -112,6 +110,7 @@ def test_reloads_do_not_disturb_running_pulls(server: Server, tmp_path: Path) ->
         for number, image in enumerate(images):
             registry.push(f"app{number}:v1", image, compress="")
         layers = "|".join(digest_of(image.layers[0]) for image in images)
+        # The layers arrive byte by byte.
         registry.fault(layers, byte_delay_s=0.0003)
         reload(server, "")
         before = len(os.listdir(f"/proc/{server.pid}/fd"))

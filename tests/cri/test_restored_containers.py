@@ -45,8 +45,8 @@ def refused(server: Server, reference: str) -> tuple[Code, str]:
 
 @pytest.mark.requirement("4.11.1")
 def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_path: Path) -> None:
-    """Everything works until CRIU is called. Then the container has the state of any container that
-    could not be started."""
+    """CreateContainer restores the archive's files. When CRIU fails, the container has exited with
+    the reason StartError."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w") as tar:
         member = tarfile.TarInfo("written")
@@ -72,7 +72,7 @@ def test_an_archive_is_restored_by_criu_only(server: Server, criu: Path, tmp_pat
 def test_a_layer_in_the_form_of_containerd_is_restored(
     server: Server, criu: Path, tmp_path: Path
 ) -> None:
-    """The layer is compressed, and has whiteouts in place of deleted.files."""
+    """The archive's layer may be compressed and have whiteouts in place of deleted.files."""
     layer = io.BytesIO()
     with tarfile.open(fileobj=layer, mode="w:gz") as tar:
         for name, content in (("written", b"data"), ("etc/.wh.group", b"")):
@@ -88,8 +88,8 @@ def test_a_layer_in_the_form_of_containerd_is_restored(
 
 
 def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_path: Path) -> None:
-    """The restored container has the archive's mode of the root folder, which no layer has, and
-    placeholders for mounts that the archive names and the request does not."""
+    """The restored container has the archive's mode of the root folder, and placeholders for mounts
+    of the archive that are not in the request."""
     places = ("/run/.containerenv", "/run/secrets")
     binds = [
         {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]}
@@ -114,7 +114,7 @@ def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_
 
 
 def test_an_image_id_is_not_pulled(server: Server, criu: Path, tmp_path: Path) -> None:
-    """An image id of CRI-O has no `sha256:`, so it has the form of a name on Docker Hub."""
+    # An image id of CRI-O has no `sha256:`, so it has the form of a name on Docker Hub.
     config = {"rootfsImageRef": "0123456789abcdef" * 4, "rootfsImageName": ""}
     code, message = refused(server, archive(tmp_path / "a.tar", *IMAGES, **config))
     assert code == Code.NOT_FOUND and "the image of the checkpoint is not on this node" in message

@@ -73,8 +73,9 @@ def test_a_rotation_that_a_kill_interrupted_is_completed(server: Server) -> None
 
 
 def test_the_author_of_a_kubelets_pod_cannot_ask_for_rotation(server: Server) -> None:
-    """Only the container's own annotation asks for rotation. kubelet copies a pod's annotations to
-    the sandbox alone."""
+    """Only an annotation of the container asks for rotation; the same annotation of its pod does
+    not."""
+    # kubelet copies a pod's annotations to the sandbox alone.
     pod = server.run_pod(server.pod_config("author", annotations={ANNOTATION: "1 2"}))
     other = server.launch(pod, server.container_config(["sh", "-c", "echo one; sleep 3600"]))
     server.wait_logged(other, "one")

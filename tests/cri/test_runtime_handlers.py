@@ -1,9 +1,9 @@
 """Tests runtime handlers: external OCI runtimes by their command line, and pyrunc with other
 settings.
 
-Containers behave the same under each: output, exit codes, exec, terminals, stop, statistics, a
-restart of the server. The programs are real: runc, and the command `pyrunc`, used as an external
-runtime.
+Containers behave the same under each handler: output, exit codes, exec, terminals, stop,
+statistics, a restart of the server. The programs are real: runc, and the command `pyrunc`, used as
+an external runtime.
 """
 
 from __future__ import annotations
@@ -51,9 +51,10 @@ def settings() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module", autouse=True)
 def no_groups_of_v1() -> Iterator[None]:
-    """Check that no groups of cgroup v1 are left: the ledger counts only those of v2."""
+    """Check that the tests leave no groups of cgroup v1."""
     before = groups_of_v1()
     yield
+    # The ledger counts only groups of cgroup v2.
     assert wait_until(lambda: groups_of_v1() <= before, 30), groups_of_v1() - before
 
 
@@ -116,7 +117,8 @@ def test_a_source_swapped_before_its_mount_is_not_followed(
     server: Server, handler: str, tmp_path: Path
 ) -> None:
     """CVE-2021-25741: a program that may write to the folder of a host path replaces the path by a
-    link before the external runtime mounts it. The test covers files, and mounts below a source."""
+    link before the external runtime mounts it. The container must get the original folder or
+    file."""
     secret, folder, file = tmp_path / "secret", tmp_path / "folder", tmp_path / "file"
     secret.mkdir()
     (folder / "below").mkdir(parents=True)
@@ -178,7 +180,7 @@ def test_containers_of_another_runtime_survive_a_restart_of_the_server(
 
 
 def test_another_shim_takes_over_a_container_of_another_runtime(own_server: Server) -> None:
-    """The next shim ends the container through its runtime."""
+    """The shim that takes over stops and removes the container through runc."""
     server = own_server
     pod = run_pod(server, "runc")
     container = server.launch(pod, server.container_config(TRAP))
@@ -254,7 +256,7 @@ def test_status_lists_the_handlers_and_their_features(server: Server) -> None:
 
 @pytest.mark.requirement("6.10", "12.1")
 def test_recursively_read_only_mounts_need_a_runtime_with_this_feature(server: Server) -> None:
-    """Other runtimes would ignore the option and leave the mounts below writable."""
+    """Without the feature the error is RROUnsupported: mounts below would be writable."""
     folder = server.folder / "rro"
     (folder / "inner").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", folder / "inner"], check=True)
@@ -284,7 +286,8 @@ def test_only_our_runtime_has_user_namespaces(server: Server) -> None:
 
 
 def test_only_our_runtime_makes_checkpoints(server: Server, tmp_path: Path) -> None:
-    """The error names the handler as the reason, also without CRIU."""
+    """CheckpointContainer fails for a container of another runtime, and the error names the
+    handler."""
     container = server.launch(run_pod(server, "runc"))
     request = api.CheckpointContainerRequest(
         container_id=container, location=str(tmp_path / "a.tar")
@@ -303,8 +306,7 @@ def test_an_unknown_handler_is_refused(server: Server) -> None:
 
 
 def test_images_are_the_same_for_all_handlers(server: Server) -> None:
-    """With the gate RuntimeClassInImageCriApi kubelet keeps an image if a container with the same
-    handler uses it. The lists of images and of containers give the same handler."""
+    """Whichever handler a container has, the lists of images and of containers name none."""
     with pytest.raises(grpc.RpcError, match="unknown runtime handler 'kata'") as refused:
         server.image.PullImage(
             api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata"))
@@ -315,6 +317,8 @@ def test_images_are_the_same_for_all_handlers(server: Server) -> None:
     assert server.image.ImageStatus(api.ImageStatusRequest(image=spec)).image.id == image.id
     container = server.create(run_pod(server, "runc"), server.container_config(image=spec))
     (listed,) = server.runtime.ListContainers(api.ListContainersRequest()).containers
+    # With the gate RuntimeClassInImageCriApi kubelet keeps an image if a container with the same
+    # handler uses it.
     assert listed.image.runtime_handler == image.spec.runtime_handler == ""
     assert listed.image_id == image.id and not image.spec.annotations
     assert server.status(container).image.runtime_handler == "runc", (
@@ -375,7 +379,7 @@ def test_containers_of_a_removed_handler_can_still_be_stopped(own_server: Server
 
 
 def test_an_interrupted_start_of_another_runtime_is_deleted(tmp_path: Path) -> None:
-    """The fork that starts the container is killed, so the shim runs the runtime's `delete`."""
+    """If the server is killed during the start, the shim runs the runtime's `delete`."""
     begun, script = tmp_path / "begun", tmp_path / "runtime"
     script.write_text(
         f"""#!/bin/sh

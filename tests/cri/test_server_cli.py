@@ -105,7 +105,7 @@ def test_rm_deletes_nothing_that_a_pod_names(server: Server) -> None:
 
 
 def with_volume(volume: str, mount: str = "mountPath: /v", command: str = "sleep 3600") -> str:
-    """Return a pod with one volume and one mount of it."""
+    """Return the manifest of a pod with one volume and one mount of it."""
     return f"""
 apiVersion: v1
 kind: Pod
@@ -470,8 +470,8 @@ def test_verbose_status_is_json(server: Server) -> None:
 
 
 def test_run_provides_config_maps_and_secrets(server: Server) -> None:
-    """The objects are in two files. Checks kubelet's modes, read-only mounts, and the content in
-    env and volumes."""
+    """The objects come from another file than the pod. The content in env and volumes, modes and
+    read-only mounts are kubelet's."""
     objects = server.folder / "objects.yaml"
     objects.write_text("""
 {apiVersion: v1, kind: ConfigMap, metadata: {name: settings},

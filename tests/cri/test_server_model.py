@@ -1,5 +1,5 @@
-"""Compares random sequences of calls, crashes included, with a model of CRI's promises: the same
-answers, nothing left."""
+"""Compares a server in random sequences of calls and crashes with a model of CRI's promises: the
+answers are equal, and nothing is left."""
 
 from __future__ import annotations
 

@@ -92,8 +92,7 @@ def test_a_restarted_server_uses_the_same_shims(server: Server) -> None:
 
 
 def test_a_stopped_pod_does_not_end_the_other(server: Server) -> None:
-    """The stopped pod's record names its shim. Neither stops nor restarts end this shim, because
-    other pods use it."""
+    """Neither stops of a pod nor restarts of the server end a shim that other pods use."""
     first, _, third = (server.run_pod() for _ in range(3))
     container = server.launch(third)
     server.stop_pod(first)
@@ -123,8 +122,8 @@ def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
 
 
 def test_pods_go_to_the_shims_that_answer(server: Server) -> None:
-    """One of two shims is stopped: the other gets the pods. The stopped shim refuses their requests
-    when it continues."""
+    """While one of two shims is stopped, the other one gets the pods. When the stopped shim
+    continues, it refuses their requests."""
     stopped, other = shims(server)
     os.kill(stopped, signal.SIGSTOP)
     try:

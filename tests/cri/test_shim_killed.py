@@ -1,7 +1,7 @@
 """Tests shims that are killed in the middle of a start: the objects that their forks have made are
 removed, and the caller may try again.
 
-The moment does not depend on luck: strace stops the fork at a system call until the shim is killed.
+strace stops the fork at a system call until the shim is killed, so the moment is always the same.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def test_a_shim_killed_during_a_containers_start_leaves_nothing(
 
 
 def test_a_shim_killed_while_making_a_cgroup_leaves_nothing(server: Server) -> None:
-    """The caller may repeat the call, which uses another shim."""
+    """CreateContainer fails with UNAVAILABLE and leaves no cgroup; a repeated call uses another
+    shim."""
     pod = server.run_pod(host_network=True)
     server.remove_container(server.create(pod))
     shim = shim_pid(server, pod)
@@ -130,7 +131,6 @@ def test_a_shim_killed_while_making_a_cgroup_leaves_nothing(server: Server) -> N
 
 
 def test_a_created_container_starts_after_its_server_was_killed(own_server: Server) -> None:
-    """The compiled launch is lost with the server. The next server compiles it again."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.create(pod)
@@ -138,6 +138,7 @@ def test_a_created_container_starts_after_its_server_was_killed(own_server: Serv
     server.kill()
     server.start()
     assert server.status(container).state == api.CONTAINER_CREATED
+    # The compiled launch was lost with the server. The next server compiles it again.
     server.start_container(container)
     assert server.status(container).state == api.CONTAINER_RUNNING
     server.remove_all()
@@ -145,8 +146,8 @@ def test_a_created_container_starts_after_its_server_was_killed(own_server: Serv
 
 
 def test_an_unfinished_start_ends_when_shim_and_server_are_killed(own_server: Server) -> None:
-    """The processes of the unfinished start are ended. The container can be started again, or has
-    ended."""
+    """The processes of the unfinished start end. The container then can be started, or has
+    exited."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.create(pod)
@@ -194,7 +195,7 @@ def test_a_shim_killed_during_a_pods_start_leaves_nothing(
 
 
 def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Server) -> None:
-    """The caller is not at fault, and may try again: UNAVAILABLE (grpc/doc/statuscodes.md)."""
+    """The error is UNAVAILABLE, because the caller may try again (grpc/doc/statuscodes.md)."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.launch(pod)
@@ -231,8 +232,8 @@ def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Serve
 
 
 def test_a_container_that_runs_unknown_to_the_server_ends_with_its_pod(server: Server) -> None:
-    """A server killed before the shim has answered StartContainer leaves a container that the next
-    server believes not to run. Stopping the pod ends its processes."""
+    """If the server is killed before the shim has answered StartContainer, the next server believes
+    that the container does not run. Stopping the pod ends its processes."""
     pod = server.run_pod(host_network=True)
     container = server.create(pod)
     asyncio.run(start_unknown(server, pod, container))

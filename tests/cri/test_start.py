@@ -51,11 +51,11 @@ def fails_to_start(server: Server) -> None:
 
 
 def test_stopping_a_starting_server_does_not_wait(server: Server, plugins: Path) -> None:
-    """The server stops at once although it waits for a plugin that never registers, which stands
-    for slow imports on a busy machine."""
+    """SIGTERM ends a server at once while it waits for an NRI plugin that never registers."""
     container = server.launch(server.run_pod())
     server.stop()
     program, begun = plugins / "10-silent", plugins.parent / "begun"
+    # The plugin stands for slow imports on a busy machine.
     program.write_text(f"#!/bin/sh\ntouch {begun}\nexec sleep {LATE_S}\n")
     program.chmod(0o700)
     before = server.log.stat().st_size
@@ -94,8 +94,8 @@ def test_unreadable_images_end_the_start_but_no_pod(server: Server) -> None:
 
 @pytest.mark.parametrize("fault", ["exit 1", f"exec sleep {LATE_S}"])
 def test_a_failing_plugin_does_not_block_the_start(server: Server, fault: str) -> None:
-    """After a kill of the server no process of an unfinished pod runs, whatever the plugin returns.
-    The plugin is called again later."""
+    """If a CNI plugin fails or hangs at DEL, a starting server still ends an unfinished pod, and
+    calls the plugin again later."""
     conflist = server.folder / "net.d" / "10-pods.conflist"
     network = json.loads(conflist.read_text())
     network["plugins"].append({"type": "moody"})

@@ -1,6 +1,6 @@
 """Tests that after a restart of the server new containers share the page cache of their image with
-running ones, because the keeper stores the image's mount. If the keeper is killed, too, they have
-separate pages."""
+running ones, because the keeper stores the image's mount. If the keeper is killed, too, new
+containers have separate pages."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CONTENT = os.urandom(2_000_000)  # the kernel may reclaim some pages at any time
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Provides a server that has loaded the image with `big`."""
+    """Provide a server that has loaded the image with `big`."""
     with Server(network=False, settings={"images": {"store": "erofs"}}) as started:
         load(started)
         yield started
@@ -117,10 +117,10 @@ def test_the_keeper_ends_after_a_server_without_pods(server: Server) -> None:
 
 
 def test_a_server_in_another_mount_namespace_makes_its_own_mounts(server: Server) -> None:
-    """If the server's mount namespace changes, because its unit gets a private /tmp, the server
-    mounts images anew: the stored mounts belong to the earlier namespace."""
     pod = server.run_pod(host_network=True)
     assert big_file(server, pod, "first").read_bytes() == CONTENT
+    # As when the server's unit gets a private /tmp: the stored mounts belong to the earlier mount
+    # namespace.
     server._prefix = ["unshare", "--mount"]
     server.restart()
     later = big_file(server, pod, "second")
@@ -128,8 +128,8 @@ def test_a_server_in_another_mount_namespace_makes_its_own_mounts(server: Server
 
 
 def test_mounts_in_systemds_store_move_to_the_keeper(tmp_path: Path) -> None:
-    """An earlier version, without a keeper, left a mount there. No process of the server inherits
-    it."""
+    """A mount that an earlier version has left in systemd's descriptor store moves to the keeper,
+    and no process of the server inherits it."""
     with (
         ServiceManager(tmp_path) as manager,
         Server(network=False, settings={"images": {"store": "erofs"}}, manager=manager) as server,

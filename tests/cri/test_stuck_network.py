@@ -1,5 +1,5 @@
 """Tests a pod whose network add-on is gone: nothing unfinished stays, and a pod that cannot be
-detached can be removed by force."""
+detached from its network can be removed by force."""
 
 from __future__ import annotations
 
@@ -137,11 +137,10 @@ def test_the_network_of_a_running_pod_is_not_released(server: Server, tmp_path: 
 
 
 def test_gc_knows_the_folders_of_run(server: Server) -> None:
-    """The default of `run --folder` lies in the state directory: gc keeps it and does not call it
-    unknown."""
+    """gc keeps the folders that `run` has made, and reports none as unknown."""
     configure(server, "add-on")
     install(server, "add-on")
-    folder = server.state / "pods"
+    folder = server.state / "pods"  # the default of `run --folder`
     manifest = server.folder / "pod.yaml"
     manifest.write_text(MANIFEST)
     cli(server, "run", "--folder", str(folder), str(manifest))
@@ -167,7 +166,8 @@ def test_gc_knows_the_folders_of_run(server: Server) -> None:
 def test_gc_releases_the_network_of_a_lost_pod_only_by_force(
     server: Server, tmp_path: Path
 ) -> None:
-    """The pod's record and its add-on are gone: only gc can still name the pod."""
+    """If a pod's record and its add-on are gone, gc alone can name the pod, and only `gc --force`
+    releases its address."""
     configure(server, "add-on")
     plugin = install(server, "add-on")
     run(server, tmp_path)

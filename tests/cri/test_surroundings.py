@@ -2,8 +2,8 @@
 settings, or a shell with limits.
 
 The server is started by a process that has changed everything that fork(2) and execve(2) pass on.
-The values in containers and execs are read from /proc and compared with the expected ones, once per
-kind of process.
+The values in containers and execs are read from /proc and compared with the expected ones, once for
+each kind of process.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ def limits_of(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def expected_limits() -> dict[str, tuple[int, int]]:
-    """Return LIMITS, as far as a server without CAP_SYS_RESOURCE can set them: raising a hard limit
-    needs it."""
+    """Return LIMITS, lowered where a server without CAP_SYS_RESOURCE cannot set them."""
     limits = {}
     for name, (soft, hard) in LIMITS.items():
         own = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]
         if not holds("CAP_SYS_RESOURCE"):
+            # Raising a hard limit needs the capability.
             hard = lower(hard, own)
         limits[name] = (lower(soft, hard), hard)
     return limits
@@ -198,11 +198,11 @@ def test_processes_inherit_no_settings_of_the_server(server: Server) -> None:
 
 
 def test_keys_of_the_server_are_in_no_container(server: Server) -> None:
-    """/proc/keys lists the keys that the reader may see, here those of its session keyring."""
     pod = server.run_pod(host_network=True)
     command = ("sh", "-c", "cat /proc/keys; echo end; exec sleep 3600")
     container = server.launch(pod, server.container_config(command))
     server.wait_logged(container, "end")
+    # /proc/keys lists the keys that the reader may see, here those of its session keyring.
     listings = [
         "\n".join(server.log_lines(container)),
         server.output(container, "cat", "/proc/keys"),

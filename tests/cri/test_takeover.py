@@ -151,8 +151,7 @@ def test_a_terminal_is_taken_over(server: Server) -> None:
 
 
 def test_the_network_namespace_is_taken_over_with_the_pod(server: Server) -> None:
-    """The network namespace has another path after the take-over. Another container and the end of
-    the pod use that path."""
+    """After the takeover a new container joins the pod's network namespace and has its /dev/shm."""
     pod = server.run_pod()
     first = server.launch(pod)
     address = server.pod_status(pod).network.ip
@@ -268,8 +267,8 @@ def test_all_shims_can_be_killed_at_once(server: Server) -> None:
 
 
 def test_shims_may_be_killed_while_pods_are_busy(server: Server) -> None:
-    """Meanwhile other containers start and end. A call at the moment of a kill gets UNAVAILABLE,
-    and the next call works."""
+    """Containers that count lose at most a line for each kill; meanwhile other containers start and
+    end."""
     chance = random.Random(7)
     pods = [server.run_pod() for _ in range(3)]
     counting = [server.launch(pod, server.container_config(COUNTS)) for pod in pods]
@@ -279,6 +278,7 @@ def test_shims_may_be_killed_while_pods_are_busy(server: Server) -> None:
         for number in itertools.count():
             if done.is_set():
                 break
+            # A call at the moment of a kill gets UNAVAILABLE.
             with contextlib.suppress(grpc.RpcError):
                 life_of(server, pod, f"other{number}")
         return number
@@ -336,13 +336,13 @@ def shims_zygote(server: Server) -> int:
 
 
 def test_a_stop_without_a_shim_ends_nothing_else(own_server: Server) -> None:
-    """The zygote is paused, so that the takeover takes longer than a caller waits for a silent
-    shim. Only the stopped container ends."""
+    """If a container is stopped while its pod has no shim, only this container ends."""
     server = own_server
     pod = server.run_pod()
     stopped, other = (server.launch(pod, named(server, name)) for name in ("stopped", "other"))
     assert wait_until(lambda: shims_zygote(server), 30)
     zygote = shims_zygote(server)
+    # The takeover then takes longer than a caller waits for a silent shim.
     os.kill(zygote, signal.SIGSTOP)
     try:
         os.kill(shim_pid(server, pod), signal.SIGKILL)
@@ -367,7 +367,7 @@ def named(server: Server, name: str) -> api.ContainerConfig:
 
 
 def test_a_full_disk_ends_no_pod() -> None:
-    """The server cannot record which shim serves the pod now. The next server learns it from the
+    """If the server cannot record which shim serves the pod now, the next server learns it from the
     shim."""
     with Server(disk_bytes=16 << 20) as server:
         server.load_image()
@@ -391,12 +391,13 @@ def test_a_full_disk_ends_no_pod() -> None:
 
 
 def test_a_log_that_cannot_be_opened_ends_no_container(server: Server) -> None:
-    """The log folder is a link, which the shim does not follow. Output waits for the folder."""
+    """If the shim that takes over cannot open the log, output waits until it can."""
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("")))
     server.wait_logged(container, "ready")
     folder = Path(server.status(container).log_path).parent
     moved = folder.rename(folder.with_name("moved"))
+    # The shim does not follow this link.
     folder.symlink_to(moved)
     lose_shim(server, pod)
     server.output(container, "sh", "-c", "echo later >/proc/1/fd/1")
@@ -410,15 +411,15 @@ def test_a_log_that_cannot_be_opened_ends_no_container(server: Server) -> None:
 
 
 def test_a_failed_takeover_ends_no_other_shim() -> None:
-    """A pod's takeover fails, because the keeper has a malformed entry for its container. All
-    attempts use the same new shim. After the last one the pod has ended, and the shim still serves
-    another pod."""
+    """If a pod cannot be taken over, all attempts use the same new shim. Then the pod ends, and the
+    shim still serves another pod."""
     with Server(settings={"shims": {"count": 1}}) as server:
         server.load_image()
         pod, other_pod = server.run_pod(), server.run_pod()
         container, other = server.launch(pod), server.launch(other_pod)
         sibling = server.launch(pod, named(server, "sibling"))
         keeper = Keeper(server.state)
+        # This entry is malformed.
         keeper.put(f"container/{container}", b"{}")
         os.kill(shim_pid(server, pod), signal.SIGKILL)
         failed = f"sandbox {pod}: another shim failed to take over"
@@ -437,7 +438,7 @@ def test_a_failed_takeover_ends_no_other_shim() -> None:
 
 
 def test_a_takeover_continues_after_its_server_was_killed(own_server: Server) -> None:
-    """The next shim has already taken the pod when the server is killed. The next server lets this
+    """If the server is killed when the next shim has just taken a pod, the next server lets this
     shim take over the pod's containers."""
     server = own_server
     pod = server.run_pod()

@@ -1,5 +1,5 @@
-"""Tests calls as OpenTelemetry's spans: a collector gets them, as children of the caller's spans,
-and they delay no call."""
+"""Tests calls as spans of OpenTelemetry: a collector gets them, as children of the caller's spans,
+and no call waits for the collector."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 @contextlib.contextmanager
 def collector(server: Server, path: Path, *how: str) -> Iterator[int]:
-    """Run a collector on the server's loopback address; return its port."""
+    """Run a collector of spans on the server's loopback address; return its port."""
     command = server.in_its_network(
         sys.executable, "-m", "tests.support.otlp_collector", str(path), *how
     )

@@ -1,8 +1,8 @@
 """Tests clients that attack the running server over its socket, while a well-behaved client is
 served.
 
-tests/unit/http2 and tests/unit/rpc test the cost of one connection; here it is the server's
-processor, memory and descriptors, and the time that others wait.
+tests/unit/http2 and tests/unit/rpc test the cost of one connection. These tests measure the
+server's memory and descriptors, and the time that other clients wait.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Witness:
 
 @contextlib.contextmanager
 def served(server: Server) -> Iterator[None]:
-    """Check that another client is served well during the block, and that the server is afterwards
-    as before."""
+    """Check that another client is answered in time during the block, and that the server's memory
+    and descriptors do not grow."""
     server.containers()
     descriptors, memory_kib = count_descriptors(server), resident_kib(server)
     with Witness(server) as witness:
@@ -180,7 +180,7 @@ class Client:
         return bytes(self.encoder.encode([*FIELDS[:3], (":path", PATH + name), FIELDS[3]]))
 
     def parting(self) -> ErrorCode | None:
-        """Read to the end; return the code of the GOAWAY."""
+        """Read until the server closes the connection; return the code of its GOAWAY."""
         with contextlib.suppress(ConnectionResetError):
             while data := self.socket.recv(1 << 20):
                 self.received += data
@@ -262,8 +262,8 @@ def test_a_connection_with_a_flood_is_closed(
 
 
 def test_a_header_bomb_is_refused(server: Server) -> None:
-    """Each request refers to one large entry thousands of times: the server refuses the requests
-    one by one, without memory for the entries."""
+    """Requests that refer to one large entry thousands of times are refused one by one, and another
+    request on the connection succeeds."""
     with served(server), Client(server) as client:
         for stream_id in range(1, 201, 2):
             block = client.block("Version") + client.encoder.encode([("x-bomb", "x" * 4000)])
@@ -305,7 +305,7 @@ def test_frames_with_flipped_bits_do_not_disturb_the_server(server: Server) -> N
 
 
 def test_clients_with_zero_windows_do_not_disturb_the_server(server: Server) -> None:
-    """The clients of many connections accept no byte of their answers, so the server stores the
+    """If the clients of many connections accept no byte of their answers, the server stores the
     answers, and nothing more."""
     greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
     with served(server), contextlib.ExitStack() as stack:
@@ -316,8 +316,7 @@ def test_clients_with_zero_windows_do_not_disturb_the_server(server: Server) -> 
 
 
 def test_clients_that_never_read_do_not_disturb_the_server(server: Server) -> None:
-    """The server stops reading from a client whose socket is full, or closes the connection when
-    the test sends faster. Most streams are refused."""
+    """The server stops reading from a client whose socket is full, or closes the connection."""
     with served(server), contextlib.ExitStack() as stack:
         for _ in range(10):
             client = stack.enter_context(Client(server))
@@ -339,9 +338,9 @@ def test_event_streams_that_are_not_read_do_not_disturb_the_server(server: Serve
 
 
 def test_half_open_connections_do_not_disturb_others(server: Server) -> None:
-    """Some connections send nothing, others stop within a frame."""
     with served(server), contextlib.ExitStack() as stack:
         for number in range(200):
+            # Some clients send nothing, others a part of a frame.
             client = stack.enter_context(Client(server, HELLO[: number % (len(HELLO) + 1)]))
             if number % (len(HELLO) + 1) == len(HELLO):
                 client.send(client.call(1, "ListContainers")[: number % 60])
@@ -395,7 +394,7 @@ def _flood_until_ended(server: Server, flood: Callable[[Client, int], bytes]) ->
 
 @pytest.mark.requirement("1.3")
 def test_large_messages_pass_in_both_directions(server: Server) -> None:
-    """Both messages have 16 MiB: an invalid id, and the output of a command."""
+    """A request with an id of 16 MiB and a reply with 15 MiB of output arrive whole."""
     wrong = api.ContainerStatusRequest(container_id="x" * ((16 << 20) - 100))
     assert (
         code_of(lambda: server.runtime.ContainerStatus(wrong, timeout=60))
@@ -424,8 +423,8 @@ def test_many_large_answers_at_once_arrive_whole(server: Server) -> None:
 
 
 def test_large_answers_that_are_not_read_cost_little(server: Server) -> None:
-    """The server does not close the client's connection for unread answers, and discards them when
-    the client closes it."""
+    """The server does not close the connection of a client that reads no answers, and discards them
+    when the client closes it."""
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=LARGE_ANSWER, timeout=120)
     before_kib, descriptors = resident_kib(server), count_descriptors(server)
@@ -442,7 +441,7 @@ def test_large_answers_that_are_not_read_cost_little(server: Server) -> None:
 
 @pytest.mark.requirement("1.6")
 def test_hundreds_of_calls_are_answered_at_once(server: Server) -> None:
-    """The 100 execs wait until 700 other calls have been answered."""
+    """While 100 execs run, 700 other calls are answered."""
     container = server.containers()[0].id
     server.output(container, "mkfifo", "/gate")
     request = api.ExecSyncRequest(container_id=container, cmd=["cat", "/gate"], timeout=120)
@@ -461,7 +460,7 @@ def test_hundreds_of_calls_are_answered_at_once(server: Server) -> None:
 
 @pytest.mark.requirement("1.7")
 def test_cancelled_calls_end_their_work(server: Server) -> None:
-    """The work of a cancelled ExecSync ends; the connection goes on."""
+    """The process of a cancelled ExecSync ends, and the connection continues."""
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=["sleep", "987"], timeout=60)
     calls = [server.runtime.ExecSync.future(request, timeout=60) for _ in range(10)]

@@ -42,8 +42,8 @@ def test_a_killed_servers_leftovers_are_deleted(server: Server) -> None:
 
 
 def test_a_layer_that_cannot_be_deleted_blocks_no_other(server: Server) -> None:
-    """Mounts in a layer are never entered; the next start, or `gc`, deletes the rest once the mount
-    is gone."""
+    """A removed layer with a mount in it stays until the mount is gone; then the next start, or
+    `gc`, deletes it."""
     server.kill()
     stuck, other = server.root / "trash/a/mounted", server.root / "trash/b"
     stuck.mkdir(parents=True)

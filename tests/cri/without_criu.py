@@ -39,9 +39,9 @@ IMAGES = (
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the server's PATH: a folder with nsenter, which starts the server. The fixture `criu`
-    adds a criu."""
+    """Return the server's PATH: a folder without a criu, which the fixture `criu` adds."""
     folder = tmp_path_factory.mktemp("bin")
+    # nsenter starts the server.
     for name in ("nsenter", "sh", "sleep"):
         (folder / name).symlink_to(str(shutil.which(name)))
     return folder
@@ -64,7 +64,7 @@ def module_server(programs: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def criu(programs: Path) -> Iterator[Path]:
-    """Add a criu that fails at once to the server's PATH."""
+    """Add a program `criu`, which fails at once, to the server's PATH; return its path."""
     path = programs / "criu"
     path.write_text("#!/bin/sh\nexit 1\n")
     path.chmod(0o755)

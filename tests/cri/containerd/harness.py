@@ -1,5 +1,5 @@
-"""Runs containerd's suite against a pyrunc server, with images made here, from a registry on
-loopback in the server's network namespace."""
+"""Runs containerd's CRI integration tests against a pyrunc server and a registry with their
+images."""
 
 from __future__ import annotations
 
@@ -24,17 +24,16 @@ CONTAINERD_ROOT = "/var/lib/containerd-test"
 
 
 class Suite:
-    """Runs the suite's executable against `server`, which has no pods or containers left once the
-    tests have cleaned up."""
+    """Runs the executable of containerd's tests against `server`."""
 
     def __init__(self, server: Server, folder: Path) -> None:
-        """Provide containerd's root directory and a command called runc. By both the suite decides
-        whether it skips tests of user namespaces."""
         self.server, self._folder = server, folder
         listed = folder / "images.toml"
         listed.write_text(images.image_list())
         (folder / "bin").mkdir()
         (folder / "bin" / "runc").symlink_to(Path(sys.executable).parent / "pyrunc")
+        # By containerd's root directory and a command `runc` the suite decides whether it skips
+        # tests of user namespaces.
         private = (
             f"mount -t tmpfs suite /var/lib && mkdir {CONTAINERD_ROOT} && PATH={folder}/bin:$PATH"
             ' exec "$@"'
@@ -51,7 +50,7 @@ class Suite:
         return {*self._output("-test.list=^Test").split()}
 
     def run(self, names: Iterable[str]) -> tuple[Mapping[str, str], str]:
-        """Run the tests; returns each one's result, PASS, SKIP or FAIL, and their output."""
+        """Run the tests; return a dict: name -> PASS, SKIP or FAIL, and the suite's output."""
         pattern = f"^({'|'.join(names)})$"
         output = self._output("-test.v", f"-test.run={pattern}", f"-test.timeout={TIMEOUT_S}s")
         return {
@@ -59,7 +58,7 @@ class Suite:
         }, output
 
     def _output(self, *options: str) -> str:
-        """Run the suite; return its output. The suite exits with 1 when a test fails."""
+        """Run the suite with these options; return its output."""
         log = self._folder / "suite.log"
         with open(log, "wb") as out:
             subprocess.run(
@@ -68,16 +67,16 @@ class Suite:
                 stderr=subprocess.STDOUT,
                 cwd=self._folder,
                 timeout=TIMEOUT_S + 60,
-                check=False,
+                check=False,  # it exits with 1 when a test fails
             )
         return log.read_text(errors="replace")
 
 
 @contextlib.contextmanager
 def _shared(folder: Path) -> Iterator[None]:
-    """Make mounts below the folder visible in the suite's mount namespace, where its NRI plugins
-    open the pods' network namespaces by their names."""
+    """Make mounts below the folder visible in the suite's mount namespace during the block."""
     folder.mkdir(exist_ok=True)
+    # The suite's NRI plugins open the pods' network namespaces by names in this folder.
     subprocess.run(["mount", "--bind", "--make-shared", folder, folder], check=True)
     try:
         yield
@@ -87,8 +86,8 @@ def _shared(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def against_a_server(folder: Path, served: Mapping[str, BuiltImage]) -> Iterator[Suite]:
-    """Provide the suite and a server with NRI. Its registry has the images `served`, which maps the
-    suite's names to images."""
+    """Provide the suite for a new server with NRI, whose registry has the images `served` (the
+    suite's name -> image)."""
     for name in ("plugins", "plugin-config"):
         (folder / name).mkdir()
     settings = {

@@ -43,14 +43,15 @@ WORDS = (
 
 
 def all_of_them() -> Mapping[str, BuiltImage]:
-    """Return all images under the suite's names for them."""
+    """Return a dict: the suite's name -> image, of all images that the suite uses."""
     (web,) = archive_images(nginx.archive()).values()
     settings = {**nginx.CONFIG, "Cmd": ["nginx", "-g", NGINX_SETTINGS]}
     return {**of_a_shell(), "Nginx": build.image(web.layers, settings)}
 
 
 def of_a_shell() -> Mapping[str, BuiltImage]:
-    """Return the images that need only this machine's busybox."""
+    """Return a dict: the suite's name -> image, of the images that need only this machine's
+    busybox."""
     shell = build.busybox()
     users = build.image([*shell.layers, build.layer(_USERS)], {"Cmd": ["sh"]})
     return {
@@ -72,7 +73,7 @@ def of_a_shell() -> Mapping[str, BuiltImage]:
 
 
 def reference(word: str) -> str:
-    """Return the name of a suite's image in the registry."""
+    """Return the registry reference of the suite's image `word`."""
     return f"{HOST}/suite/{word.lower()}:1"
 
 

@@ -1,7 +1,7 @@
 """Lists which of containerd's own CRI integration tests apply to any CRI server, and why the others
 do not.
 
-All tests of the suite are named, so that the test that runs them fails on a new one.
+All tests of the suite are listed: tests/cri/containerd/test_integration.py fails on a new one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""containerd's own CRI integration tests against a real pyrunc server: all that use only CRI or NRI
-pass."""
+"""Runs containerd's own CRI integration tests against a real pyrunc server: those that use only CRI
+or NRI must pass."""
 
 from __future__ import annotations
 

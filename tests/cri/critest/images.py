@@ -1,5 +1,5 @@
-"""Makes the images that critest uses: the same names and the files that its tests read, but no
-bytes of the originals."""
+"""Makes the images that critest uses: they have the original names and the files that critest
+reads, but no bytes of the original images."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Runs critest, Kubernetes' own validation suite for CRI runtimes, against a real server: every one
-of its specs passes.
+"""Runs critest, Kubernetes' own validation suite for CRI runtimes, against a real server: every
+spec passes.
 
-Its images are made here and come from a registry on the loopback of the server's network namespace.
+The images of tests/cri/critest/images.py come from a registry on the loopback of the server's
+network namespace.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ LEFT_OUT = {
 
 @pytest.fixture(autouse=True)
 def shared_memory() -> Iterator[None]:
-    """Remove the System V segments that the suite leaves on the machine."""
+    """Remove the System V shared memory that the test leaves on the machine."""
     before = _segments()
     yield
     for segment in _segments() - before:
@@ -46,8 +47,8 @@ def shared_memory() -> Iterator[None]:
 
 
 def _segments() -> set[str]:
-    """Return the ids of System V memory that `ipcmk -M 1048576` has left: of that size and not
-    attached."""
+    """Return the ids of System V shared memory of 1 MiB that no process has attached."""
+    # `ipcmk -M 1048576` leaves such memory.
     lines = [line.split() for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]]
     return {words[1] for words in lines if words[3] == "1048576" and words[6] == "0"}
 

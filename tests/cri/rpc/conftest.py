@@ -1,5 +1,5 @@
-"""One server for all files of this folder. Each file tests one RPC; each test starts without
-pods."""
+"""Provides one server for all files of this folder, each of which tests one RPC; each test starts
+without pods."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ module_server = server_fixture("package", settings={"containers": {"cdi_dirs": [
 
 @pytest.fixture(scope="package")
 def registry(module_server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    """Provide a registry that this server reaches, over HTTP."""
+    """Provide a registry that the server of this folder's tests reaches by HTTP."""
     with inner_registry.inside(module_server, tmp_path_factory.mktemp("registry")) as registry:
         yield registry

@@ -20,6 +20,6 @@ def group_of(server: Server, container: str) -> Path:
 
 
 def used_ns(group: Path) -> int:
-    """Return the CPU time of a cgroup."""
+    """Return the CPU time that a cgroup has used, in nanoseconds."""
     lines = (group / "cpu.stat").read_text().splitlines()
     return int(dict(line.split() for line in lines)["usage_usec"]) * 1000

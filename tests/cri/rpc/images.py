@@ -1,4 +1,4 @@
-"""Images for the tests of the image service, and functions that call it."""
+"""Makes small images, and calls the image service: pull, status, list, remove."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.cri.server_harness import RPC_TIMEOUT_S, Server
 
 
 def an_image(content: str = "x", **config: object) -> build.BuiltImage:
-    """Return a small image; other contents make another image."""
+    """Return a small image with one file of this content."""
     return build.image([build.layer({"file": content})], {"Cmd": ["/file"], **config})
 
 

@@ -1,4 +1,5 @@
-"""Attach, from the call to the bytes, over WebSocket (SPDY is tested with the streaming server)."""
+"""Tests Attach over WebSocket, from the call to the streamed bytes; tests/cri/streaming tests
+SPDY."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """CheckpointContainer without CRIU: refused requests, and nothing left behind.
 
-With CRIU: tests/vm/inside/test_server_checkpoint.py.
+tests/vm/inside/test_server_checkpoint.py has the tests with CRIU.
 """
 
 from __future__ import annotations
@@ -131,8 +131,8 @@ def test_a_failed_checkpoint_changes_neither_container_nor_archive(
 def test_a_checkpoint_that_takes_too_long_fails(
     server: Server, counting: str, criu: Path, tmp_path: Path
 ) -> None:
-    """The caller gets the error at once. CRIU ends by itself; then the container continues, and no
-    file is left."""
+    """The caller gets the error after the timeout. When CRIU ends later, the container continues,
+    and no file is left."""
     criu.write_text(SLOW.format(folder=tmp_path))
     assert (
         code_of(lambda: checkpoint(server, counting, tmp_path / "a.tar", 1))

@@ -24,7 +24,7 @@ __all__ = ["criu", "module_server", "programs"]
 
 @pytest.fixture
 def pod(server: Server) -> tuple[str, list[str]]:
-    """Return a pod with two containers that count."""
+    """Run a pod with two containers that count; return its id and theirs."""
     identifier = server.run_pod()
     ids = []
     for name in ("one", "two"):
@@ -84,8 +84,7 @@ def test_a_checkpoint_of_a_pod_without_criu_is_refused(
 def test_a_failed_checkpoint_of_a_pod_leaves_no_archive(
     server: Server, pod: tuple[str, list[str]], criu: Path, tmp_path: Path
 ) -> None:
-    """CRIU fails with the first container while both are frozen: no file is left, and both
-    containers continue."""
+    """When CRIU fails for the first of two containers, both continue."""
     sandbox, containers = pod
     noted = tmp_path / "noted"
     criu.write_text(
@@ -95,7 +94,7 @@ def test_a_failed_checkpoint_of_a_pod_leaves_no_archive(
     folder = tmp_path / "out"
     folder.mkdir()
     assert "criu" in message_of(lambda: checkpoint(server, sandbox, folder, containers))
-    assert noted.read_text().split() == ["1", "1"]
+    assert noted.read_text().split() == ["1", "1"]  # both were frozen
     assert not list(folder.iterdir())
     for container in containers:
         goes_on(server, container)

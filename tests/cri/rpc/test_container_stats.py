@@ -59,7 +59,7 @@ def test_an_unknown_container_is_not_found(server: Server) -> None:
 
 @pytest.mark.requirement("10.1.1")
 def test_an_ended_container_has_no_processes_to_measure(server: Server) -> None:
-    """The statistics still name the container."""
+    """The statistics of a container that has ended have its id, but neither CPU time nor memory."""
     container = server.launch(server.run_pod(), server.container_config(["true"]))
     server.wait_exit(container)
     stats = stats_of(server, container)

@@ -88,10 +88,10 @@ def test_times_are_in_nanoseconds(server: Server) -> None:
 
 @pytest.mark.requirement("4.1.2", "4.6.1")
 def test_a_status_has_the_image_under_every_name(server: Server) -> None:
-    """kubelet creates containers by the image's id, and passes the name in the pod as
-    `user_specified_image`."""
     image = server.image.ImageStatus(api.ImageStatusRequest(image=api.ImageSpec(image=IMAGE))).image
     pod = server.run_pod()
+    # kubelet creates containers by the image's id, and passes the name in the pod as
+    # `user_specified_image`.
     for name in (IMAGE, image.id, image.id.removeprefix("sha256:")[:12]):
         spec = api.ImageSpec(image=name, user_specified_image="busybox")
         container = server.create(pod, server.container_config(image=spec))
@@ -112,8 +112,7 @@ def test_a_status_has_the_requested_stop_signal(server: Server) -> None:
 
 @pytest.mark.requirement("4.6.1")
 def test_a_status_has_the_image_name_of_the_pod(server: Server, registry: Registry) -> None:
-    """kubelet passes the image id together with the name in the pod; other names of the same image
-    do not belong to this container."""
+    """If an image has several names, the status of a container has the name that its pod uses."""
     host = registry.host
     digests = [
         registry.push(name, an_image("names")) for name in ("z/app:v2", "z/app:v1", "a/copy:v1")
@@ -131,6 +130,7 @@ def test_a_status_has_the_image_name_of_the_pod(server: Server, registry: Regist
         (f"{host}/z/app:gone", f"{host}/z/app@{digest}", f"{host}/z/app@{digest}"),
         ("", f"{host}/a/copy:v1", f"{host}/a/copy@{digest}"),
     ):
+        # kubelet passes the image's id together with the name in the pod.
         spec = api.ImageSpec(image=identifier, user_specified_image=reference)
         container = server.create(pod, server.container_config(image=spec))
         status = server.status(container)
@@ -147,8 +147,8 @@ def test_a_status_has_the_image_name_of_the_pod(server: Server, registry: Regist
 def test_a_checkpoint_image_is_recognised_by_the_manifest_of_its_name(
     server: Server, registry: Registry
 ) -> None:
-    """The image's id does not decide: the same id may belong to an ordinary image under another
-    name."""
+    """If an ordinary image and a checkpoint have the same image id, the name in the request
+    decides."""
     host = registry.host
     registry.push("public/app:v1", an_image("copied"))
     data, _ = manifest_of(an_image("copied"))

@@ -281,8 +281,8 @@ def test_a_cdi_device_adds_its_edits(server: Server) -> None:
 def test_a_folder_of_the_host_can_be_mounted_at_the_same_path(
     server: Server, place: str, below: str
 ) -> None:
-    """cAdvisor, node-exporter and device plugins mount such folders. Mounts below the folder are
-    the host's as well."""
+    """In the container, mounts below the folder are the host's as well."""
+    # cAdvisor, node-exporter and device plugins mount such folders.
     mount = api.Mount(container_path=place, host_path=place, readonly=True)
     container = server.launch(server.run_pod(), server.container_config(mounts=[mount]))
     host = os.stat(below)
@@ -406,7 +406,7 @@ def test_stdin_stays_open_and_tty_has_a_terminal(server: Server) -> None:
 
 @pytest.mark.requirement("4.1.1")
 def test_the_stored_configuration_of_the_pod_applies(server: Server) -> None:
-    """The copy of the pod's configuration in the request has no effect."""
+    """The copy of the pod's configuration in a CreateContainer request has no effect."""
     pod = server.run_pod(server.pod_config("decides"))
     request = api.CreateContainerRequest(
         pod_sandbox_id=pod,
@@ -465,8 +465,8 @@ def test_default_variables_are_set_and_requests_override_the_image(server: Serve
 
 @pytest.mark.requirement("8.4")
 def test_strict_groups_are_only_those_of_the_request(server: Server) -> None:
-    """With the policy Strict, the user's membership of the group `extra` in the image's /etc/group
-    does not count. An exec has the same groups."""
+    """With the policy Strict, neither a container nor its execs get groups of the user in the
+    image's /etc/group."""
     config = secured(
         server,
         run_as_username="www",
@@ -527,8 +527,8 @@ def test_default_mounts_of_every_container(server: Server) -> None:
 
 @pytest.mark.requirement("7.1.3", "7.1.2")
 def test_a_container_has_a_single_group_below_the_parent(server: Server) -> None:
-    """The group has the container's id as its name and contains the container's execs. The parent,
-    which is kubelet's, stays."""
+    """The cgroup is named after the container and contains its execs. The parent, which is
+    kubelet's, stays when the pod is removed."""
     tree = next(
         p
         for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))

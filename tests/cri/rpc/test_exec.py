@@ -1,5 +1,5 @@
-"""Exec over WebSocket, from the call to the streamed bytes (SPDY is tested with the streaming
-server)."""
+"""Tests Exec over WebSocket, from the call to the streamed bytes; tests/cri/streaming tests
+SPDY."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ def test_each_change_of_a_pods_life_is_an_event(server: Server) -> None:
 
 
 def _herald(server: Server) -> str:
-    """Run and remove a pod, and return its id. Once a subscriber gets this pod's events, it gets
-    all later ones."""
+    """Run and remove a pod; return its id."""
     pod = server.run_pod()
     server.remove_pod(pod)
     return pod
@@ -48,8 +47,8 @@ def _herald(server: Server) -> str:
 
 @pytest.mark.requirement("10.3.1", "10.3.2", "10.3.3", "4.2.2")
 def test_each_subscriber_gets_events_of_visible_states(server: Server) -> None:
-    """The second of two subscribers gets only events after its subscription. When an event arrives,
-    the status already shows its state."""
+    """The second of two subscribers gets only events after its subscription. The statuses in an
+    event have the state that the event reports."""
     first: list[api.ContainerEventResponse] = []
     second: list[api.ContainerEventResponse] = []
     streams = []
@@ -58,6 +57,7 @@ def test_each_subscriber_gets_events_of_visible_states(server: Server) -> None:
         stream = server.runtime.GetContainerEvents(api.GetEventsRequest(), timeout=RPC_TIMEOUT_S)
         streams.append(stream)
         pool.submit(lambda: received.extend(stream))
+        # A subscriber that gets the events of such a pod gets all later ones.
         assert wait_until(lambda: _herald(server) in [event.container_id for event in received], 60)
 
     with ThreadPoolExecutor(2) as pool:

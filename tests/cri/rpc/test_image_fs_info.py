@@ -1,4 +1,4 @@
-"""ImageFsInfo: what images and writable layers take of the disk."""
+"""ImageFsInfo: the disk space and inodes that images and writable layers use."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def test_an_empty_store_is_reported() -> None:
 
 @pytest.mark.requirement("5.5.1", "10.1.12")
 def test_the_container_file_system_counts_writable_layers(server: Server) -> None:
-    """Writable layers are counted apart from images. No call waits for a walk over the files: a
-    reply has the results of earlier walks."""
+    """Writable layers are counted apart from images. A reply has the sizes of earlier walks over
+    the files, so no call waits for a walk."""
 
     def containers() -> api.FilesystemUsage:
         return server.image.ImageFsInfo(api.ImageFsInfoRequest()).container_filesystems[0]
@@ -43,8 +43,9 @@ def test_the_container_file_system_counts_writable_layers(server: Server) -> Non
     request = api.ContainerStatsRequest(container_id=container)
 
     def grown() -> bool:
-        """Return whether both reported sizes include the file. Each call asks for the container's
-        statistics, like kubelet; a layer is measured again only after a pause."""
+        """Return whether both reported sizes include the file."""
+        # kubelet asks for the statistics again and again. A layer is measured again only after a
+        # pause.
         layer = server.runtime.ContainerStats(request).stats.writable_layer
         return min(layer.used_bytes.value, containers().used_bytes.value) >= 3 << 20
 

@@ -1,4 +1,4 @@
-"""ImageStatus: every name leads to the image, and the fields that kubelet decides by are set."""
+"""ImageStatus: an image under each of its names, and the fields that kubelet uses."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ def test_stats_of_a_pod_include_network_processes_and_containers(server: Server)
 
 @pytest.mark.requirement("10.1.15")
 def test_the_statistics_of_a_pod_are_those_of_its_group(server: Server) -> None:
-    """The statistics are not the sum of the containers' statistics: they include the pause process
-    and the usage of containers that have ended, and count each running process once."""
+    """The statistics come from the pod's cgroup, so they include the pause process and containers
+    that have ended, and count each running process once."""
     parent = f"/{server.folder.name}/pod-of-stats"
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent=parent)))
     ended = server.container_config(

@@ -1,5 +1,5 @@
-"""PortForward, from the call to the bytes, over WebSocket (SPDY is tested with the streaming
-server)."""
+"""Tests PortForward over WebSocket, from the call to the forwarded bytes; tests/cri/streaming tests
+SPDY."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ def test_ports_are_forwarded(server: Server, host_network: bool) -> None:
 
 
 def forwarded(server: Server, pod: str) -> bytes:
-    """Return the answer of the pod's port 7070, or the error: between two connections the port is
-    closed."""
+    """Return the answer of the pod's port 7070, or the text of the error."""
     url = server.runtime.PortForward(api.PortForwardRequest(pod_sandbox_id=pod, port=[7070])).url
     with open_session(server, url, "v4.channel.k8s.io") as session:
         try:
@@ -40,7 +39,7 @@ def forwarded(server: Server, pod: str) -> bytes:
                 assert isinstance(message, bytes)
                 if message[1:] != (7070).to_bytes(2, "little"):  # each channel begins with its port
                     return message[1:]
-        except (ConnectionClosed, TimeoutError) as error:
+        except (ConnectionClosed, TimeoutError) as error:  # between two attempts it is closed
             return str(error).encode()
 
 

@@ -55,7 +55,7 @@ def test_five_concurrent_removals_and_a_removal_of_a_missing_image_succeed(
 
 @pytest.mark.requirement("5.4.3", "13.5")
 def test_an_image_of_a_container_is_not_removed(server: Server) -> None:
-    """A container that has ended counts as well."""
+    """RemoveImage fails also if the container has ended."""
     container = server.launch(server.run_pod(), server.container_config(["true"]))
     server.wait_exit(container)
     assert code_of(lambda: remove(server, IMAGE)) == grpc.StatusCode.FAILED_PRECONDITION

@@ -13,8 +13,7 @@ from tests.cri.server_harness import Server, code_of
 
 @pytest.mark.requirement("3.3.1", "3.3.2", "1.a.2")
 def test_containers_are_removed_and_files_of_the_host_stay(server: Server) -> None:
-    """A running pod is stopped; its containers are removed, files of the host are not, and its name
-    is free again."""
+    """RemovePodSandbox also stops a running pod. Afterwards the pod's name is free again."""
     folder = server.folder / "kept"
     folder.mkdir()
     (folder / "data").write_text("data")

@@ -157,16 +157,15 @@ def test_hostile_options_are_refused(
 def test_a_hostile_folder_is_refused(
     server: Server, criu: Path, tmp_path: Path, name: str, kind: str
 ) -> None:
-    """A file of a pod's checkpoint is a pipe with a writer that writes nothing, an endless device,
-    a folder, or a link to a file of the host. The call fails within 30 s with the file's name, and
-    nothing is left."""
+    """If a file of a pod's checkpoint is a pipe, an endless device, a folder, or a link to a file
+    of the host, RestorePod fails within 30 s and leaves nothing."""
     folder = saved(tmp_path / "saved", "one")
     place = folder / name
     place.unlink(missing_ok=True)
     with contextlib.ExitStack() as stack:
         if kind == "pipe":
             os.mkfifo(place)
-            stack.callback(os.close, os.open(place, os.O_RDWR))
+            stack.callback(os.close, os.open(place, os.O_RDWR))  # a writer that writes nothing
         elif kind == "device":
             os.mknod(place, stat.S_IFCHR | 0o600, os.makedev(1, 5))
         elif kind == "folder":
@@ -190,9 +189,10 @@ def test_a_hostile_folder_is_refused(
 def test_removals_with_a_million_folders_are_refused(
     server: Server, criu: Path, tmp_path: Path, paths: list[str]
 ) -> None:
-    """`deleted.files` names paths of a million folders, which the server would have to make to hide
-    them. The call fails with the file's name before a folder is made."""
+    """RestorePod refuses a list of removed files below a million folders before it makes one of
+    them."""
     folder = saved(tmp_path / "saved", "one")
+    # To hide these paths the server would have to make their folders.
     removed = json.dumps(paths).encode()
     members = (*IMAGES, ("deleted.files", removed), ("rootfs-diff.tar", EMPTY_TAR))
     archive(folder / f"{0:064x}.tar", *members, name="one")

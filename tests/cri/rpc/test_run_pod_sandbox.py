@@ -59,8 +59,8 @@ def test_a_pod_has_its_hostname_hosts_and_resolver_files(server: Server) -> None
 
 @pytest.mark.requirement("6.2", "8.15")
 def test_a_pod_on_the_nodes_network_has_its_name(server: Server) -> None:
-    """A hostname other than the node's is refused: the pod's files and environment would show it,
-    but hostname(1) would print the node's."""
+    """RunPodSandbox refuses another hostname for a pod with host networking."""
+    # The pod's files and environment would show it, but hostname(1) would print the node's.
     with pytest.raises(grpc.RpcError) as refused:
         server.run_pod(server.pod_config(hostname="another"), host_network=True)
     assert refused.value.code() == grpc.StatusCode.INVALID_ARGUMENT
@@ -110,7 +110,8 @@ def test_a_pod_has_its_sysctls(server: Server) -> None:
 
 
 def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> None:
-    """The interface exists before sysctls are set. Those for all interfaces apply to it, too."""
+    """Sysctls are set when the pod has its interface: those of eth0 and those of all interfaces
+    apply."""
     sysctls = {"net.ipv4.conf.eth0.log_martians": "1", "net/ipv6/conf/all/disable_ipv6": "1"}
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=sysctls)))
     container = server.launch(pod)
@@ -145,7 +146,8 @@ def test_host_ports_are_reachable(server: Server) -> None:
 
 
 def fetch(server: Server, address: str, port: str) -> bytes:
-    """Return the first bytes of a TCP server, seen from the host; try again until it listens."""
+    """Return what a pod's TCP server sends to a client on the host, which tries again until it
+    listens."""
     inside = [
         "nsenter",
         f"--net=/proc/{server.pid}/ns/net",
@@ -209,8 +211,8 @@ def namespaces_of(server: Server, pod: str) -> dict[str, str]:
 
 @pytest.mark.requirement("3.1.1")
 def test_a_pod_has_new_namespaces_or_the_nodes(server: Server) -> None:
-    """A pod shares only those namespaces of the node that its configuration names. The server's
-    node has its own network."""
+    """A pod shares only those namespaces of the node that its configuration names."""
+    # The server runs in its own network namespace.
     nodes = {
         kind: os.readlink(f"/proc/{server.pid}/ns/{kind}") for kind in ("net", "ipc", "uts", "pid")
     }

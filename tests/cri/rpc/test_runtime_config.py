@@ -1,4 +1,4 @@
-"""RuntimeConfig: the cgroup driver, which kubelet takes over."""
+"""RuntimeConfig: the cgroup driver, which kubelet then uses, too."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from tests.cri.server_harness import Server, message_of
 
 @pytest.mark.requirement("7.1.1", "13.17", "13.12", "12.4")
 def test_the_reported_cgroup_driver_is_the_used_one(server: Server) -> None:
-    """The server demands cgroup parents in its driver's form: a parent in the other driver's form
-    is an error."""
+    """With the driver cgroupfs, a cgroup parent in the form of the systemd driver is refused."""
     linux = server.runtime.RuntimeConfig(api.RuntimeConfigRequest()).linux
     assert linux.cgroup_driver == api.CGROUPFS == 1
     config = server.pod_config(linux=api.LinuxPodSandboxConfig(cgroup_parent="kubepods-pod1.slice"))

@@ -1,4 +1,4 @@
-"""StartContainer: from CREATED to RUNNING, or to an exit that says why not."""
+"""StartContainer: a created container runs, or exits with the reason."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def test_the_log_is_there_before_the_first_line(server: Server) -> None:
 
 @pytest.mark.requirement("4.2.1", "8.13")
 def test_a_start_fails_when_the_target_has_ended(server: Server) -> None:
-    """StartContainer looks up the target's process namespace again. The error names the ended
-    target."""
+    """If the container whose process namespace is to be used has ended, StartContainer's error has
+    its id."""
     pod = server.run_pod()
     target = server.launch(pod)
     config = server.container_config(metadata=api.ContainerMetadata(name="debug"))

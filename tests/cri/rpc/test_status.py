@@ -21,7 +21,8 @@ def test_runtime_and_network_are_ready(server: Server) -> None:
 
 @pytest.mark.requirement("10.5.1", "3.1.3")
 def test_the_status_reports_a_node_without_a_network() -> None:
-    """The status gives the reason why pods are refused. Pods with host networking run."""
+    """Without a network configuration, the status tells why pods are refused; pods with host
+    networking run."""
     with Server(network=False) as server:
         conditions = {
             c.type: c for c in server.runtime.Status(api.StatusRequest()).status.conditions

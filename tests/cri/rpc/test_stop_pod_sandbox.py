@@ -24,8 +24,7 @@ def test_nothing_starts_in_a_stopped_pod(server: Server) -> None:
 
 @pytest.mark.requirement("3.2.1", "3.2.4")
 def test_containers_are_killed_and_the_address_is_free(server: Server) -> None:
-    """The address is free only when StopPodSandbox has returned: until then no other pod gets
-    it."""
+    """When StopPodSandbox returns, the lease of the pod's address is gone."""
     pod = server.run_pod()
     container = server.launch(pod)
     address = server.pod_status(pod).network.ip

@@ -12,7 +12,7 @@ from tests.cri.server_harness import Server, code_of
 @pytest.mark.requirement("10.5.6", "13.18")
 @pytest.mark.parametrize("ranges", ["", "10.1.0.0/16", "10.1.0.0/16,fd00::/64"])
 def test_ranges_of_kubelet_are_accepted(server: Server, ranges: str) -> None:
-    """A network whose configuration has a range keeps it."""
+    """If the network's configuration has its own range, pods still get addresses of that range."""
     server.runtime.UpdateRuntimeConfig(update(ranges))
     assert server.pod_status(server.run_pod()).network.ip.startswith("10.88.")
 

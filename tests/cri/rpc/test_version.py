@@ -22,10 +22,10 @@ def test_version_returns_what_kubelet_expects(server: Server, requested: str) ->
 
 @pytest.mark.requirement("1.10")
 def test_unknown_fields_are_ignored(server: Server) -> None:
-    """Another version of the interface may have more fields."""
     call = server.channel.unary_unary(
         "/runtime.v1.RuntimeService/Version", response_deserializer=api.VersionResponse.FromString
     )
+    # Another version of the interface may have more fields.
     field_200_of_text = b"\xc2\x0c\x03abc"
     assert (
         call(api.VersionRequest(version="0.1.0").SerializeToString() + field_200_of_text).version
