@@ -1,5 +1,5 @@
-"""Checks that every test that proves less without a capability is listed, and runs in the guest,
-which has it."""
+"""Checks that the list of tests that prove less without a capability is complete, and that the
+guest virtual machine runs them all."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_each_weakened_test_is_listed() -> None:
 
 
 def test_no_test_reads_capabilities_in_another_way() -> None:
-    """A test that reads capabilities itself would be missing from the list."""
+    # A test that reads capabilities itself would be missing from the list.
     word = "CAP_SYS_" + "RESOURCE"
     tests = (path for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
     shifted = [

@@ -12,7 +12,7 @@ NONE = ("none", "out of scope")
 
 
 def rows() -> list[list[str]]:
-    """Return the cells of every row, without headings."""
+    """Return the cells of every row of the page's tables, without the headings."""
     lines = [
         line.strip("|\n").split("|")
         for line in PAGE.read_text().splitlines()

@@ -34,7 +34,7 @@ def commands(page: str) -> Iterator[list[str]]:
 
 
 def unknown(words: list[str]) -> list[str]:
-    """Return the words that the program does not know: its verb, or an option."""
+    """Return the words of a command that its program does not know: verbs and options."""
     command: click.Command = PROGRAMS[words[0]]
     options = _options(command)
     wrong = []

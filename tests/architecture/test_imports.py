@@ -1,5 +1,5 @@
-"""Checks that imports go one way, and that the parts that must start fast or stay small load
-only the modules listed here."""
+"""Checks that packages import each other in one direction only, and that the parts that must start
+fast or stay small load only the modules listed here."""
 
 from __future__ import annotations
 
@@ -136,8 +136,7 @@ IMAGES_ROOMS = (
 
 
 def test_the_runtime_has_no_event_loop_but_the_shims() -> None:
-    """`pyrunc` is the OCI runtime and its supervisors; clients with asyncio belong to the
-    server."""
+    # Clients with asyncio belong to the server, not to the OCI runtime and its supervisors.
     importers = [
         path
         for _, path in modules("pyrunc")
@@ -148,8 +147,7 @@ def test_the_runtime_has_no_event_loop_but_the_shims() -> None:
 
 
 def runtime_imports(path: Path) -> Iterator[tuple[str, int]]:
-    """Return the imports that are executed, at the top of the file or in functions, with their
-    lines."""
+    """Return (name, line) of each import that is executed, also of those in functions."""
 
     def walk(node: ast.AST) -> Iterator[tuple[str, int]]:
         for child in ast.iter_child_nodes(node):
@@ -256,7 +254,7 @@ def test_only_the_kernel_folder_talks_to_libc(package: str) -> None:
 
 
 def loaded_by(module: str) -> set[str]:
-    """Return the names of all modules that importing `module` adds in a new isolated
+    """Return the names of all modules that importing `module` loads in a new isolated
     interpreter."""
     script = (
         "import sys; before = set(sys.modules); sys.path.insert(0, sys.argv[1]); "
@@ -301,28 +299,27 @@ def test_modules_that_must_be_small_import_only_permitted_modules(
 
 
 def test_a_shim_imports_at_its_start_what_the_end_of_a_container_needs() -> None:
-    """An upgrade replaces the files of the package while the shim runs. A module that it imported
-    later would be of another version, and an import that fails would skip the poststop hooks."""
+    # An upgrade replaces the files of the package while the shim runs: a later import would load
+    # another version of a module, or fail and skip the poststop hooks.
     needed = {"container.status", "launch.hooks", "launch.rdt", "shim.other_runtime"}
     assert {f"pyrunc.{name}" for name in needed} <= loaded_by("pyrunc.shim.main")
 
 
 def test_the_server_does_without_grpcs_library() -> None:
-    """grpcio takes 12 MB and seven threads, and four times as long per call as the server's own
-    transport."""
+    # grpcio takes 12 MB and seven threads, and four times as long per call as the server's own
+    # transport.
     tops = {name.split(".")[0] for name in loaded_by("cri_server.app")}
     assert not tops & {"grpc", "hpack", "h2", "click"} and "google" in tops
 
 
 def test_the_zygote_of_jobs_does_without_msgspec() -> None:
-    """msgspec and the modules that it imports take 1.3 MiB."""
     for module in JOB_MODULES:
+        # With its own imports, msgspec takes 1.3 MiB.
         assert "msgspec" not in loaded_by(module), module
 
 
 def test_built_in_plugins_import_no_subprocess() -> None:
-    """The module `subprocess` takes 1 MiB in a network worker, and only foreign address plugins
-    need it."""
+    # `subprocess` takes 1 MiB in a network worker, and only foreign IPAM plugins need it.
     importers = {
         module
         for module, path in modules("cni_plugins")
@@ -333,8 +330,8 @@ def test_built_in_plugins_import_no_subprocess() -> None:
 
 
 def test_the_server_loads_no_planner() -> None:
-    """Only shims compile launches. The planner and its programs take 1 MiB."""
     modules = loaded_by("cri_server.app")
+    # Only shims compile launches; these modules take 1 MiB.
     rooms = ("pyrunc.program", "pyrunc.plan.build", "pyrunc.plan.lower", "pyrunc.compile.sources")
     assert not [name for name in modules if begins(name, rooms)]
     assert "pyrunc.compile.requests" in modules
@@ -348,12 +345,12 @@ def test_the_server_loads_no_module_of_nri_while_nri_is_disabled() -> None:
 
 
 def test_a_verb_that_lists_pays_for_click_and_protobuf_only() -> None:
-    """click and protobuf take most of the time of `ps`; other modules are loaded by the verb,
-    option or error that needs them."""
     modules = {
         name.split(".")[0]
         for name in loaded_by("cri_server.cli.main") | loaded_by("cri_server.cli.observe.listing")
     }
+    # Most of the time of `ps` goes to click and protobuf. The verb, option or error that needs one
+    # of these modules imports it.
     unwanted = {
         "grpc",
         "asyncio",

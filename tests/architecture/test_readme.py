@@ -1,4 +1,5 @@
-"""Checks that every path of ours in the README, CONTRIBUTING, SECURITY and docs/ exists."""
+"""Checks that every path of the project that the README, CONTRIBUTING, SECURITY and docs/ name
+exists."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ TOP = (
 
 
 def named_paths(text: str) -> list[str]:
-    """Return the words in backquotes that begin with one of our folders; `*` matches any name."""
+    """Return the words in backquotes that begin with a folder of the project; `*` matches any
+    name."""
     quoted = re.findall(r"`([^`\n]+)`", text)
     return [word for word in quoted if re.fullmatch(rf"(?:{'|'.join(TOP)})/[\w./*-]*", word)]
 

@@ -1,6 +1,5 @@
-"""Checks that our own objects have classes, which name their fields: in messages, files and
-calls. Bare JSON objects are for formats of others, and for the listed modules that pass an
-object on unread."""
+"""Checks that messages, files and calls of the project use classes with named fields. Bare JSON
+objects are for foreign formats, and for the listed modules that pass an object on unread."""
 
 from __future__ import annotations
 
@@ -119,8 +118,8 @@ def test_our_records_are_typed() -> None:
 
 
 def _files_with_objects() -> Iterator[str]:
-    """Return the files that name one of `OBJECT_TYPES`, or an alias of one (`Message = dict[str,
-    Any]`)."""
+    """Yield the files that use one of the types `OBJECT_TYPES`, or an alias of one (`Message =
+    dict[str, Any]`)."""
     trees = {
         module: (str(path.relative_to(ROOT)), list(ast.walk(ast.parse(path.read_text()))))
         for package in MAY_IMPORT

@@ -1,5 +1,4 @@
-"""Checks that each RPC of the interface has its own test file in tests/cri/rpc, which calls
-it."""
+"""Checks that each CRI RPC has its own file in tests/cri/rpc, and that this file calls the RPC."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def used(path: Path) -> set[str]:
 
 
 def rpcs_of_helpers() -> dict[str, set[str]]:
-    """Return a dict: name of a method of the helper files -> RPCs that it calls."""
+    """Return a dict: name of a helper method -> the RPCs that it calls."""
     rpcs_by_method: dict[str, set[str]] = {}
     for name in HELPERS:
         for node in ast.walk(ast.parse((ROOT / "tests/cri" / name).read_text())):

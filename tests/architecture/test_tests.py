@@ -1,5 +1,5 @@
-"""Checks that the test tree mirrors the code: each folder of tests/unit and tests/kernel has the
-name of a part of a package."""
+"""Checks that the test tree mirrors the code: each folder of tests/unit and tests/kernel is named
+after a folder of a package."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks that `pyrunc.accelerate` changes nothing but speed: without the folder the same tests
-pass."""
+"""Checks that pyrunc/accelerate changes nothing but speed: tests of exec and of the shim pass
+without this folder."""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ REFUSED = (Error, CniError, Refused, ValueError, grpc_wire.CallFailed)
 
 
 def refusable(work: Work, *also: type[Exception]) -> Work:
-    """Return a function that does the work and ignores the parser's refusal; `also`: other errors
-    that count as refusal."""
+    """Return a function that does the work and ignores a refusal: one of the errors in REFUSED and
+    `also`."""
 
     def run() -> None:
         try:
@@ -257,10 +257,9 @@ def test_spdy_frames_are_read_in_linear_time(name: str, cut: int) -> None:
     "plain", [b"\0\0\0\x01\0\0\0\x01a\xff\xff\xff\xff", b"\0" * 8], ids=["long", "zeros"]
 )
 def test_spdy_headers_are_unpacked_in_linear_time(plain: bytes) -> None:
-    """The block is much larger unpacked than packed."""
-
     def prepare(size: int) -> Work:
         packer = Packer()._stream
+        # Much larger unpacked than packed.
         block = packer.compress(plain * size) + packer.flush(zlib.Z_SYNC_FLUSH)
         connection = Spdy()
         data = syn_stream(1, block[:60_000], fin=False)
@@ -270,7 +269,7 @@ def test_spdy_headers_are_unpacked_in_linear_time(plain: bytes) -> None:
 
 
 class Pieces:
-    """A socket that returns these pieces."""
+    """A socket whose reads return these pieces."""
 
     def __init__(self, data: bytes, cut: int) -> None:
         self.parts = iter([data[at : at + cut] for at in range(0, len(data), cut)])
@@ -397,13 +396,12 @@ JSON_ATTACKS: dict[str, Callable[[int], str]] = {
 
 @pytest.mark.parametrize("name", JSON_ATTACKS)
 def test_json_is_read_in_linear_time(name: str) -> None:
-    """Each kind of JSON document has its reader here: our files, manifests, image configurations,
-    tokens, answers of plugins, CDI."""
-
     def prepare(size: int) -> Work:
         text = JSON_ATTACKS[name](size)
         data = text.encode()
 
+        # The readers of our files, manifests, image configurations, tokens, plugins' answers and
+        # CDI.
         def run() -> None:
             refusable(lambda: jsontext.loads(text))()
             refusable(lambda: manifest.parse(data))()
@@ -712,9 +710,8 @@ CDI_EDITS: dict[str, Callable[[int], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", CDI_EDITS)
 def test_cdi_edits_are_merged_in_linear_time(name: str) -> None:
-    """A request can name thousands of CDI devices, which one file of 4 MiB can define."""
-
     def prepare(size: int) -> Work:
+        # A request can name thousands of devices, which one file of 4 MiB can define.
         edits = [msgspec.convert(CDI_EDITS[name](n), cdi.CdiEdits) for n in range(size)]
         spec: dict[str, Any] = {
             "process": {"env": ["PATH=/bin"], "user": {"additionalGids": []}},
@@ -770,9 +767,8 @@ def test_cdi_files_in_yaml_are_read_in_linear_time(name: str, tmp_path: Path) ->
 
 
 def test_cdi_files_have_few_aliases(tmp_path: Path) -> None:
-    """A YAML file with more aliases than the limit is refused: n devices that share an alias of a
-    list with n names need few bytes, but have n times n names."""
     file = tmp_path / "vendor.yaml"
+    # n devices that share an alias of a list with n names need few bytes, but have n times n names.
     file.write_text(CDI_HEAD + CDI_YAML["aliases of aliases"](cdi.ALIASES_LIMIT))
     assert len(cdi._read(file).devices) == cdi.ALIASES_LIMIT
     file.write_text(CDI_HEAD + CDI_YAML["aliases of aliases"](cdi.ALIASES_LIMIT + 1))
@@ -882,14 +878,13 @@ def test_log_lines_are_split_in_linear_time(unit: bytes, cut: int) -> None:
 
 
 def test_lines_of_a_full_disk_wait_in_linear_time() -> None:
-    """Lines wait until there is room, up to a limit."""
-
     def prepare(size: int) -> Work:
         log = LogFile("/dev/full")
         record = b"2026-01-31T12:00:00.000000001Z stdout F x\n"
 
         def run() -> None:
             for _ in range(size):
+                # Waits until there is room, up to PENDING_LIMIT_BYTES.
                 log.write(record)
             log.close()
 
@@ -909,9 +904,8 @@ def test_cgroup_statistics_are_read_in_linear_time(line: str) -> None:
 
 
 def test_cgroup_files_are_read_in_linear_time(tmp_path: Path) -> None:
-    """A container can make many processes, which a file of its group lists."""
-
     def prepare(size: int) -> Work:
+        # One line for each process, of which a container can make many.
         (tmp_path / "cgroup.procs").write_text("4194304\n" * size)
         return lambda: cgroup.read(str(tmp_path), "cgroup.procs")
 

@@ -1,4 +1,4 @@
-"""Tests that our JSON equals the standard library's, without its imports."""
+"""Tests that our JSON functions agree with the standard `json` module, whose imports they avoid."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests records that our processes exchange: fields that are written or ignored, and errors that
-name a wrong field."""
+"""Tests the records that our processes exchange: fields that are written or ignored, and errors
+that name a wrong field."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests two threads that use a new type at the same time."""
+"""Tests that two threads can use a new record type at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that run before the snapshot of the interpreter is taken."""
+"""Tests the commands that run before the interpreter's snapshot is taken."""
 
 from __future__ import annotations
 

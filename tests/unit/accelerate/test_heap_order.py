@@ -45,7 +45,8 @@ def test_each_command_runs_once_in_its_phase_and_succeeds(tmp_path: Path) -> Non
 
 
 def page_faults(folder: Path) -> float:
-    """Build the program in `folder`; return the median of page faults of `pyrunc state`."""
+    """Build the program `pyrunc` in `folder`; return the median number of page faults of `pyrunc
+    state`."""
     here = entry.here()
     paths = entry.InstallPaths(here.python, here.searched, str(folder))
     program = folder / "pyrunc"

@@ -1,5 +1,5 @@
-"""The functions of pyrunc/accelerate/json.c read and write the values that they accept as `json`
-does."""
+"""Tests that pyrunc/accelerate/json.c agrees with the standard `json` on the values that it
+accepts."""
 
 from __future__ import annotations
 

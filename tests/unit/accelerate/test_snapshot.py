@@ -9,6 +9,5 @@ from pyrunc.accelerate.snapshot import _load_without_search
 
 @pytest.mark.parametrize("name", ["_json", "math", "time", "marshal"])
 def test_a_module_is_loaded_from_a_shared_object_or_the_interpreter(name: str) -> None:
-    """Distributions and versions differ in whether a C module is a shared object or part of the
-    interpreter."""
+    # Distributions and versions differ in which of these are shared objects.
     assert _load_without_search(name)().__name__ == name

@@ -1,4 +1,5 @@
-"""OCI resources become the right file contents, in the right order."""
+"""Tests the conversion of OCI resources: the content of each cgroup file, and the order of
+writes."""
 
 from __future__ import annotations
 
@@ -175,8 +176,8 @@ def test_unified_keys_cannot_leave_the_group(key: str) -> None:
     "key", ["cgroup.procs", "cgroup.threads", "cgroup.kill", "cgroup.freeze", "cgroup.type"]
 )
 def test_unified_keys_that_move_or_stop_processes_are_refused(key: str) -> None:
-    """`cgroup.procs = "1"` would move the machine's init into the group, and stopping the container
-    would kill it."""
+    """With `cgroup.procs = "1"`, the machine's init would join the container's cgroup and be killed
+    with the container."""
     with pytest.raises(InvalidSpec, match=key):
         written({"unified": {key: "1"}})
 

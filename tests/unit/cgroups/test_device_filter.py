@@ -1,4 +1,4 @@
-"""The eBPF program of the device rules decides as the rules do, instruction by instruction."""
+"""Tests the eBPF program of the device rules: interpreted here, it decides as the rules do."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MKNOD, READ, WRITE = 1, 2, 4
 
 
 def execute(code: list[filter.Instruction], kind: int, major: int, minor: int, bits: int) -> int:
-    """Interpret the few eBPF opcodes that the assembler emits, as the kernel does."""
+    """Run the program on one access to a device, as the kernel does; return its verdict."""
     context = {0: bits << 16 | kind, 4: major, 8: minor}
     registers, at = [0] * 11, 0
     for _ in range(len(code) + 1):
@@ -52,7 +52,7 @@ def matches(rule: filter.DeviceRule, kind: int, major: int, minor: int) -> bool:
 def allowed(
     rules: Sequence[filter.DeviceRule], kind: int, major: int, minor: int, bits: int
 ) -> bool:
-    """Return the rules' decision, in Python: the definition that the program is tested against."""
+    """Return whether the rules allow an access. The eBPF program must decide the same."""
     for rule in reversed(rules):
         if matches(rule, kind, major, minor):
             if not rule.allow and bits & rule.bits:

@@ -1,5 +1,5 @@
-"""Limits are written in order, missing controllers are reported, and a failed update restores
-the old values. The group is a folder with plain files."""
+"""Tests that limits are written in order, missing controllers are reported, and a failed update
+restores the old values. The cgroup is a folder with plain files."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ def test_a_failed_callback_restores_the_limits(tmp_path: Path) -> None:
 
 @pytest.fixture
 def bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a group with a quota of 100 ms and a burst of 50 ms, which bound each other as in the
-    kernel (tg_set_bandwidth, kernel/sched/core.c: EINVAL for a burst above the quota)."""
+    """Return a cgroup folder with a CPU quota of 100 ms and a burst of 50 ms. A write that makes
+    the burst larger than the quota fails with EINVAL."""
     group(tmp_path, cpu_max="100000 100000\n", cpu_max_burst="50000\n", memory_max="max\n")
 
     def write(directory: str, file: str, content: str) -> None:
@@ -95,6 +95,7 @@ def bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (files[name] or (tmp_path / name).read_text()).split()[0]
             for name in ("cpu.max", "cpu.max.burst")
         )
+        # As in tg_set_bandwidth(), kernel/sched/core.c.
         if quota != "max" and int(burst) > int(quota):
             raise KernelError("write", f"'{file}'", errno.EINVAL)
         (tmp_path / file).write_text(content + "\n")

@@ -1,4 +1,4 @@
-"""A container's cgroup path from its configuration, for both drivers."""
+"""Tests the cgroup path that a container's configuration gives with each driver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests that a limit of processes leaves room for the placeholder process in its systemd scope. The
-scope is a folder with plain files."""
+"""Tests that a limit of processes leaves room for the placeholder process in the container's
+systemd scope. The scope is a folder with plain files."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ from pyrunc.kernel import cgroup as tree
 
 @pytest.fixture
 def scope(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cgroup:
-    """Return a scope whose placeholder process another process has forked."""
+    """Return a scope with a placeholder process."""
     monkeypatch.setattr(tree, "_root", str(tmp_path))
     (tmp_path / "a.scope").mkdir()
     (tmp_path / "a.scope" / "pids.max").write_text("")
     group = Cgroup("/a.scope", "systemd", "a.slice", "a.scope")
+    # In place of the pipe to a placeholder that another process has forked.
     group.take_placeholder(os.open("/dev/null", os.O_RDONLY))
     return group
 

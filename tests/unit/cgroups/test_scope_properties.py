@@ -1,4 +1,4 @@
-"""OCI resources and annotations as properties of a systemd unit."""
+"""Tests how OCI resources and annotations become properties of a systemd unit."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests that the protobuf encoder agrees with Google's library for fields as in CRIU's rpc.proto,
-and that malformed answers of CRIU are errors."""
+"""Tests that the protobuf encoder agrees with Google's library on the field types of CRIU's
+rpc.proto, and that malformed answers of CRIU are errors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FIELDS = [
 
 
 def _reference() -> Any:
-    """Return a message class with these fields, made by the protobuf library."""
+    """Return a message class of the protobuf library with the fields of `FIELDS`."""
     file = descriptor_pb2.FileDescriptorProto(name="options.proto", package="t", syntax="proto2")
     message = file.message_type.add(name="Options")
     for name, number, kind in FIELDS:

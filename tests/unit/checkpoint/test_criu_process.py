@@ -1,5 +1,5 @@
-"""Tests the arguments, environment and descriptors of `criu swrk`, as a program in place of criu
-gets them."""
+"""Tests the arguments, environment and descriptors that `criu swrk` gets. A script stands for
+criu."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pyrunc.errors import NotFound
 
 @pytest.fixture
 def status_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the file that gets the process's status; the program ends when the socket closes."""
+    """Put a script `criu` into PATH; return the file to which it copies its /proc/self/status."""
     status = tmp_path / "status"
     program = tmp_path / "criu"
     program.write_text(f"#!/bin/sh\ncat /proc/self/status > {status}\n")

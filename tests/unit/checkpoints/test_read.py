@@ -1,5 +1,5 @@
-"""Tests that a checkpoint's metadata files are read in our, containerd's and CRI-O's form, and that
-malformed ones are refused."""
+"""Tests that a checkpoint's metadata files are read in the form of pyrunc, containerd and CRI-O,
+and that malformed ones are refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_our_archives_are_read(tmp_path: Path) -> None:
 
 
 def test_archives_of_other_runtimes_are_read(tmp_path: Path) -> None:
-    """Their metadata files have more fields, null in place of lists, and no image digest."""
+    # Other runtimes write more fields, null in place of lists, and no image digest.
     config = {
         "id": "x",
         "name": "k8s_c_p",
@@ -130,8 +130,8 @@ def test_the_request_must_match_the_checkpoint() -> None:
 
 @pytest.mark.parametrize("kind", ["network", "pid", "ipc"])
 def test_a_restore_needs_the_same_namespaces_of_the_host(tmp_path: Path, kind: str) -> None:
-    """CRIU would restore the process into the host's namespace, although its new pod has another
-    one."""
+    """Without the check, CRIU would restore the process into the host's namespace, although its new
+    pod has another one."""
     kinds = {"network", "pid", "ipc", "mount", "uts"}
     all_own, one_less = namespaces(*kinds), namespaces(*kinds - {kind})
     for before, now, words in (

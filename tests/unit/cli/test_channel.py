@@ -22,10 +22,10 @@ from cri_server.rpc.codes import Code
 
 
 class Peer(grpc.GenericRpcHandler):
-    """Answers the calls below `/s/`; `cancelled` is set when a call of `/s/wait` or `/s/count` is
-    cancelled."""
+    """Handles the gRPC calls `/s/echo`, `/s/fail`, `/s/wait` and `/s/count`."""
 
     def __init__(self) -> None:
+        # Set when a call of wait or count is cancelled.
         self.cancelled = threading.Event()
         self.seconds_left: float | None = None
 
@@ -139,7 +139,7 @@ def test_threads_can_share_a_channel(peer: tuple[Peer, Channel]) -> None:
 
 @contextlib.contextmanager
 def listening(path: Path, *answers: Callable[[socket.socket], object]) -> Iterator[None]:
-    """Give these replies to successive connections, which stay open until the end."""
+    """Listen on a socket: each of `answers` gets one connection, which stays open until the end."""
     connections = []
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
@@ -205,7 +205,6 @@ def test_a_silent_server_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_the_channel_reconnects_to_a_restarted_server(tmp_path: Path) -> None:
-    """The idle connection is broken, so the next call makes another one."""
     path = tmp_path / "s"
 
     def serve() -> grpc.Server:
@@ -218,6 +217,7 @@ def test_the_channel_reconnects_to_a_restarted_server(tmp_path: Path) -> None:
     assert channel.unary("/s/echo", b"1", 30.0) == b"1"
     server.stop(None).wait()
     deadline = time.monotonic() + 30
+    # When the idle connection is broken, the next call makes another one.
     while channel._idle[0].usable() and time.monotonic() < deadline:
         time.sleep(0.01)
     server = serve()

@@ -1,5 +1,5 @@
-"""Logins from kubelet's credential providers and docker's helpers: for which images they are, and
-their errors."""
+"""Tests logins from kubelet's credential providers and docker's helpers: the images that get one,
+and errors."""
 
 from __future__ import annotations
 
@@ -119,12 +119,11 @@ esac
 
 
 def test_the_store_of_dockers_configuration_is_used(folder: Path, tmp_path: Path) -> None:
-    """`docker login` with a credsStore writes an entry without a secret. The store is asked without
-    an entry, too, because a cloud's helper needs none."""
     program(tmp_path / "docker-credential-box", STORE)
     (tmp_path / "auth.json").write_text(
         json.dumps(
             {
+                # `docker login` with a credsStore writes an entry without a secret.
                 "auths": {"r.example": {}, "gone.example": {}, "own.example": {"auth": "dTpw"}},
                 "credsStore": "box",
             }
@@ -132,6 +131,7 @@ def test_the_store_of_dockers_configuration_is_used(folder: Path, tmp_path: Path
     )
     for reference, password in (
         ("r.example/a", "r.example"),
+        # The store is asked without an entry, too: a cloud's helper needs none.
         ("busybox", credentials.DOCKERS_NAME),
         ("own.example/a", "p"),
         ("gone.example/a", None),

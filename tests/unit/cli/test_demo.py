@@ -1,4 +1,4 @@
-"""Messages of `pyrunc-cri demo` about a server that does not start."""
+"""Tests messages of `pyrunc-cri demo` about a server that does not start."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cri_server.cli.pods import demo
 
 
 def wait(folder: Path, *command: str) -> str:
-    """Return the error of waiting for `command`, a server that opens no socket."""
+    """Start `command`, a server that opens no socket; return the error of waiting for it."""
     (folder / "server.log").write_text("the last line\n")
     with subprocess.Popen(command) as server, Client(f"unix://{folder}/cri.sock") as client:
         try:

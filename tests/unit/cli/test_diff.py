@@ -1,4 +1,4 @@
-"""The comparison of a writable layer with an image; links in either are not followed."""
+"""Tests the comparison of a writable layer with an image."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from cri_server.cli.containers.diff import changes
 
 
 def test_links_in_the_layer_or_the_image_are_not_followed(tmp_path: Path) -> None:
-    """A container may make links in both, and its layer is read as root."""
     outside, upper, lower = (tmp_path / name for name in ("outside", "upper", "lower"))
     for folder in (outside, upper, lower):
         folder.mkdir()
     (outside / "secret").touch()
+    # The layer is read as root, and the container can make links in it.
     (upper / "out").symlink_to(outside)
     (lower / "replaced").symlink_to(outside)
     (upper / "replaced").mkdir()

@@ -1,5 +1,5 @@
-"""The program that callers exec: the script, and the one that is linked with the interpreter and
-begins at a snapshot."""
+"""Tests the program `pyrunc` in its two forms: a script, and an executable that contains the
+interpreter and begins at a snapshot."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ Installer = Callable[..., Path]
 
 @pytest.fixture(scope="module")
 def install(tmp_path_factory: pytest.TempPathFactory) -> Installer:
-    """Return a function that makes a folder with copies of the package and the interpreter, and in
-    `bin` the program that is made from them."""
+    """Return a function: it copies the package and the interpreter into a new folder, builds
+    `bin/pyrunc` from them, and returns the folder."""
 
     def make(main: str | None = None) -> Path:
         folder = tmp_path_factory.mktemp("installed")
@@ -162,8 +162,8 @@ def probe(install: Installer) -> Path:
 
 
 def look(probe: Path, shell: str, **environment: str) -> dict[str, Any]:
-    """Run the script `shell`, whose "$@" is the probe with its arguments; return the probe's
-    report."""
+    """Run a shell script that starts the probe as "$@"; return what the probe reports about its
+    process."""
     command = ["sh", "-c", f"{shell} 3>&1 >/dev/null", "sh", str(probe), "a", "\udcff é"]
     done = subprocess.run(
         command, input="words", capture_output=True, text=True, env=environment, check=False,
@@ -197,14 +197,14 @@ def test_closed_streams_and_an_ignored_interrupt_stay_so(probe: Path) -> None:
 
 
 def test_a_command_frees_memory(probe: Path) -> None:
-    """A command may live as long as its container."""
     done = subprocess.run([probe, "memory"], capture_output=True, text=True, check=True, env={})
+    # A command may live as long as its container.
     assert int(done.stdout) < 40_000, "KiB"
 
 
 def test_the_tested_program_is_the_built_one() -> None:
-    """`pip install` after `make build` would replace the program by a script, which loads `site`
-    and takes four times as long."""
     program = runtime()[0]
+    # `pip install` after `make build` would replace the program by a script, which loads `site` and
+    # takes four times as long.
     if "PYRUNC_RUNTIME" not in os.environ:
         assert Path(program).read_bytes().startswith(b"\x7fELF"), f"{program}: make build"

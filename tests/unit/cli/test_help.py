@@ -1,4 +1,4 @@
-"""The output of `pyrunc-cri --help` in 80 columns."""
+"""Tests that the output of `pyrunc-cri --help` fits into 80 columns."""
 
 from __future__ import annotations
 

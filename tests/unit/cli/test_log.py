@@ -1,4 +1,4 @@
-"""Tests that errors and warnings go where callers look for them, with the texts that they
+"""Tests that errors and warnings are written where callers read them, with the texts that callers
 expect."""
 
 from __future__ import annotations

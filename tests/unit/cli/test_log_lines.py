@@ -1,4 +1,5 @@
-"""A log with rotated files, read from its beginning, from its end, and during rotations."""
+"""Tests the reading of a log with rotated files: from its beginning, from its end, and during
+rotations."""
 
 from __future__ import annotations
 
@@ -75,7 +76,7 @@ def test_a_rotated_file_that_was_removed_leaves_a_gap_and_repeats_nothing(path: 
 
 
 def test_rotated_files_are_read_without_a_current_file(path: Path) -> None:
-    """The server was killed between the two steps of a rotation, and the container has ended."""
+    # As after a kill of the server between the two steps of a rotation; the container has ended.
     path.unlink()
     log = Log(str(path))
     assert numbers(log) == list(range(6))

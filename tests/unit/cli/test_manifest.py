@@ -1,5 +1,5 @@
-"""Manifests: every field of Kubernetes' Pod is supported, refused with its path, or changes
-nothing."""
+"""Tests that every field of Kubernetes' Pod in a manifest is supported, refused with its path, or
+ignored without effect."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ FULL: dict[str, Any] = {
 
 
 def changed(path: str, value: Any) -> dict[str, Any]:
-    """Return `FULL` with `value` at a path such as `spec.containers.0.comand`."""
+    """Return the manifest `FULL` with `value` at a path such as `spec.containers.0.comand`."""
     document: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(FULL))
     *above, last = path.split(".")
     place: Any = document

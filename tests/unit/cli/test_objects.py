@@ -1,4 +1,4 @@
-"""ConfigMaps and Secrets beside a Pod: environments, volumes, missing objects; and messages about
+"""Tests Pods with ConfigMaps and Secrets: environments, volumes, missing objects, messages about
 probes."""
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def environment(*documents: dict[str, Any]) -> dict[str, str]:
 
 
 def test_an_environment_combines_all_sources() -> None:
-    """Later names take precedence. Values from objects are not expanded; those of the manifest
-    are."""
+    """A later source replaces variables of an earlier one. `$(NAME)` is expanded in the manifest's
+    values, but not in those of ConfigMaps and Secrets."""
     env = [
         {"name": "PASSWORD", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "password"}}},
         {"name": "COLOUR", "value": "red"},
@@ -335,8 +335,8 @@ def test_downward_and_projected_volumes_are_written() -> None:
 
 
 def test_lenient_leaves_out_only_the_reported_parts() -> None:
-    """A variable with an unsupported source is left out; a volume becomes empty, so that it can be
-    mounted."""
+    """A variable with an unsupported source is left out. An unsupported volume becomes an empty
+    one, so that it can be mounted."""
     env = [{"name": "A", "valueFrom": {"fileKeyRef": {}}}, {"name": "B", "value": "b"}]
     volumes = [{"name": "data", "persistentVolumeClaim": {"claimName": "x"}}]
     text = yaml.safe_dump(

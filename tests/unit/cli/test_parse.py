@@ -1,4 +1,4 @@
-"""Tests that `pyrunc` reads command lines as Go programs do: spellings, values and error texts."""
+"""Tests that `pyrunc` parses command lines as Go programs do: spellings, values and error texts."""
 
 from __future__ import annotations
 

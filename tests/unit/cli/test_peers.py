@@ -1,4 +1,4 @@
-"""Tests that every option in the --help of another runtime is accepted, in the same form."""
+"""Tests that pyrunc accepts every option of runc and crun, with or without a value as they do."""
 
 from __future__ import annotations
 

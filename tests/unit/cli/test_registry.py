@@ -1,4 +1,5 @@
-"""`registry explain`: files, hosts in order, sources of credentials, and no secrets."""
+"""Tests `registry explain`, which prints files, hosts in order and sources of credentials, but no
+secrets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Templates of Go's text/template."""
+"""Tests templates of Go's text/template."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Line numbers of the parts of a JSON text."""
+"""Tests the line numbers of the parts of a JSON text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small languages of the command line: ids, signals, sizes, durations, users."""
+"""Tests how values of the command line are parsed: ids, signals, sizes, durations, users."""
 
 from __future__ import annotations
 

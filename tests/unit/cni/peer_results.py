@@ -1,8 +1,4 @@
-"""Results of ADD by network add-ons, as in their sources and bug reports. NETNS stands for
-CNI_NETNS.
-
-Each entry has the version of the configuration, the result, and the pod's addresses after it.
-"""
+"""Results of the CNI command ADD by network add-ons, as in their sources and bug reports."""
 
 from __future__ import annotations
 
@@ -10,13 +6,14 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+# Stands for the value of CNI_NETNS.
 NETNS = "@NETNS@"
 
 
 @dataclass(frozen=True)
 class PeerResult:
-    """The `answer` to ADD under a configuration of `cni_version`, and the pod's addresses after
-    it."""
+    """A plugin's `answer` to ADD under a configuration of `cni_version`, and the addresses that the
+    pod then has."""
 
     name: str
     cni_version: str
@@ -24,20 +21,19 @@ class PeerResult:
     ips: tuple[str, ...]
 
     def answer_in(self, netns: str) -> dict[str, Any]:
-        """Return the answer for a pod with the namespace `netns`."""
         document = json.loads(json.dumps(self.answer).replace(NETNS, netns))
         assert isinstance(document, dict)
         return document
 
 
 def _aws(mac: str, sandbox: str) -> dict[str, Any]:
-    """amazon-vpc-cni-k8s since 1.7: one interface does not exist; its entry is a note for the
-    plugin's DEL."""
+    """Return the result of amazon-vpc-cni-k8s since 1.7."""
     return {
         "cniVersion": "0.4.0",
         "interfaces": [
             {"name": "eni7240c55beb0"},
             {"name": "eth0", "sandbox": NETNS},
+            # No such interface: the plugin's DEL reads the entry.
             {"name": "dummy7240c55beb0", "mac": mac, "sandbox": sandbox},
         ],
         "ips": [{"version": "4", "interface": 1, "address": "10.24.136.194/32"}],

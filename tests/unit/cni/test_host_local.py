@@ -1,4 +1,4 @@
-"""host-local without a network: arithmetic on ranges, and leases as files in a folder."""
+"""Tests host-local without a network: arithmetic on ranges, and leases as files in a folder."""
 
 from __future__ import annotations
 
@@ -171,10 +171,9 @@ def test_release_frees_only_the_owners_addresses_and_may_be_repeated(tmp_path: P
 def test_a_power_cut_that_empties_an_owners_record_leaks_no_address(
     tmp_path: Path, content: str
 ) -> None:
-    """After a power cut, names in a folder are complete, but the content of a file may be missing
-    (ext4(5), delayed allocation)."""
     sets = sets_of("10.0.0.0/30")
     assert take(tmp_path, "a/eth0", sets) == ["10.0.0.2"]
+    # ext4(5), delayed allocation: after a power cut a file may have its name, but no content.
     (tmp_path / "net" / "owners" / "a@eth0").write_text(content)
     assert take(tmp_path, "b/eth0", sets) == ["10.0.0.2"]
     (tmp_path / "net" / "owners" / "b@eth0").write_text(content)
@@ -324,7 +323,7 @@ def test_parallel_takers_never_share_an_address(tmp_path: Path) -> None:
 
 
 class LeaseMachine(RuleBasedStateMachine):
-    """Takes, releases and collects addresses, and lets network devices vanish, in any order: an
+    """Takes, releases and collects addresses in any order, while network devices vanish. Each
     address has one owner, and is not given out again while its earlier owner's device exists."""
 
     def __init__(self) -> None:

@@ -1,5 +1,5 @@
-"""The specification as values: versions, requests, configurations, and results of every version,
-parsed and written."""
+"""Tests the values of the CNI specification: versions, requests, configurations, and results of
+every version, parsed and written."""
 
 from __future__ import annotations
 
@@ -431,7 +431,7 @@ def test_an_invalid_request_is_refused(name: str, value: str) -> None:
 
 @given(st.lists(st.tuples(st.text(max_size=12), st.text(max_size=30)), max_size=5))
 def test_arguments_are_read_back_unchanged_or_refused(pairs: list[tuple[str, str]]) -> None:
-    """No name of a pod can be read as another argument of CNI_ARGS."""
+    """Otherwise a pod's name could add arguments to CNI_ARGS."""
     try:
         text = format_arguments(tuple(pairs))
     except CniError:

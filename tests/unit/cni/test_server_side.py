@@ -1,5 +1,5 @@
-"""The server's side without a kernel: the configuration folder, capability arguments, records of
-attachments."""
+"""Tests the server's side of CNI without a kernel: the configuration folder, capability arguments,
+records of attachments."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ FAULTY: list[tuple[Any, str]] = [
 def test_a_file_that_is_wrong_decides_and_the_next_file_is_not_used(
     tmp_path: Path, content: Any, problem: str
 ) -> None:
-    """The built-in network is not used either: pods would get addresses that the cluster does not
-    know."""
+    """Neither the next file nor the built-in network is used: pods would get addresses that the
+    cluster does not know."""
     write(tmp_path, "10-first.conflist", content)
     write(tmp_path, "20-next.conflist", NETWORK)
     current = Configuration(str(tmp_path), builtin_network("/leases")).current()
@@ -126,13 +126,13 @@ def test_files_that_are_not_json_objects_are_skipped_and_reported(
 def test_a_list_of_the_first_versions_or_without_a_version_is_used(
     tmp_path: Path, old: str | None
 ) -> None:
-    """libcni reads both as 0.1.0."""
     version = {} if old is None else {"cniVersion": old}
     write(
         tmp_path, "10-first.conflist", {"name": "old", "plugins": [{"type": "bridge"}], **version}
     )
     write(tmp_path, "20-next.conflist", NETWORK)
     network = Configuration(str(tmp_path), None).current().network
+    # libcni reads an empty and a missing version as 0.1.0.
     assert network is not None and (network.name, network.cni_version) == ("old", old or "0.1.0")
 
 
@@ -149,8 +149,8 @@ def kinds(configuration: Configuration) -> list[str]:
 
 
 def test_plugins_in_the_networks_folder_are_appended(tmp_path: Path) -> None:
-    """Since CNI 1.1.0 a network's folder can hold all its plugins, and a change in the folder
-    changes the network."""
+    """Since CNI 1.1.0 the folder with a network's name may hold the network's plugins. A change in
+    this folder changes the network."""
     write(tmp_path, "10-a.conflist", NETWORK)
     configuration = Configuration(str(tmp_path), None)
     assert kinds(configuration) == ["bridge"]
@@ -357,8 +357,8 @@ def test_only_a_new_record_is_renamed_before_its_fsync(
 
 
 def test_a_record_without_content_is_no_attachment(tmp_path: Path) -> None:
-    """A power cut may leave the name of a record without its content."""
     attachments = Attachments(str(tmp_path))
     for read in (attachments.all, lambda: attachments.read("s0")):
+        # As after a power cut.
         write(tmp_path, "s0.json", "")
         assert read() in (([], []), None) and not attachments.has("s0")

@@ -1,4 +1,4 @@
-"""The common part of all plugins: versions, errors, exit codes."""
+"""Tests the common part of all CNI plugins: versions, errors, exit codes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ENVIRONMENT = {
 
 
 class Recorder:
-    """A plugin whose commands call a function of the test."""
+    """A CNI plugin that records its commands; ADD raises `failure`."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,5 @@
-"""Drop-ins, origins of values, unknown keys, and the changes that a running server applies."""
+"""Tests drop-in files, origins of values, unknown keys, and the changes that a running server
+applies."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Tests the summary of a run of the conformance suite: the category of each spec, and that every
-selected spec is counted."""
+"""Tests the summary of a run of the conformance suite: each spec has a category, and every selected
+spec is counted."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""A container's folder is removed for good: concurrent changes neither keep it nor bring it
-back."""
+"""Tests that a container's folder is removed for good: concurrent changes neither keep it nor bring
+it back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes state.json, which other versions and shims write and read as well."""
+"""Tests reading and writing state.json, which shims and other versions also read and write."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class Slow:
         assert self._may_end.wait(PATIENCE_S)
 
     async def end_after(self, task: asyncio.Task[Any], what: Callable[[], object]) -> None:
-        """Call `what` while the thread is in this function; let the function return only after
-        `task` has had time to continue without it."""
+        """Call `what` while the thread is in this function, give `task` time to continue too early,
+        and then let the function return."""
         assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
         what()
         await asyncio.wait([task], timeout=A_WHILE_S)
@@ -85,7 +85,8 @@ async def test_a_limit_whose_caller_gave_up_is_set_back(monkeypatch: pytest.Monk
 async def test_no_container_of_a_pod_stays_frozen(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """When one container cannot be frozen, another that a thread is still freezing is thawed."""
+    """When freezing one container fails, another one, which a thread is still freezing, is
+    thawed."""
     slow, done = Slow(), []
 
     class Group:

@@ -53,8 +53,8 @@ def test_a_layer_hides_folders_of_lower_layers(tmp_path: Path) -> None:
 @pytest.mark.parametrize("target", ["v2", "./v2", "/v2", "../../../v2", "loop/../x/../v2", "chain"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_links_are_followed_inside_the_image(tmp_path: Path, target: str, count: int) -> None:
-    """The link is in one layer, its target in this layer and others. Absolute targets and `..` stay
-    inside the image."""
+    """A link in one layer leads to folders of several layers. Absolute targets and `..` stay inside
+    the image."""
     stack = layers(tmp_path, "v2/b loop/x", "v2/b/c", "v2/b")[:count]
     Path(stack[-1], "current").symlink_to(target)
     Path(stack[0], "chain").symlink_to("/v2")

@@ -1,4 +1,5 @@
-"""The passive checks on machines made of files: a good one, and one for each problem."""
+"""Tests doctor's passive checks on machines made of files: a machine without problems, and one for
+each problem."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def machine(tmp_path: Path, changes: dict[str, str | None] | None = None, **conf
 
 
 def results(host: Machine) -> dict[str, CheckResult]:
-    """Return a dict: code -> result with a problem."""
+    """Return a dict: code -> result, of all checks that find a problem."""
     results = [f for f in examine.examine(host, CHECKS) if f.level != Level.FINE]
     assert len({f.code for f in results}) == len(results)
     assert all(f.observation and f.effect for f in results)
@@ -457,8 +458,7 @@ def test_an_selinux_policy_for_containers_is_fine(tmp_path: Path) -> None:
 
 
 def test_doctor_reports_wrong_hosts_toml_files(tmp_path: Path) -> None:
-    """Each result has the file's path on the machine, its registry, and for a certificate the
-    certificate's path."""
+    """Each result names the wrong hosts.toml or certificate by its path on the machine."""
     folder = "/etc/pyrunc/certs.d"
     files: dict[str, str | None] = {
         f"{folder}/good.example/hosts.toml": "server = 'https://m.example'",

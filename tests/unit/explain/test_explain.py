@@ -1,5 +1,5 @@
-"""Every error class and every result has a page, docs/errors.md is up to date, and messages lead
-to their pages."""
+"""Tests that every error class and result of doctor has a page, that docs/errors.md is up to date,
+and that messages lead to their pages."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The HTTP/2 core with the `h2` library as its client, and with frames that no library writes.
+"""Tests the HTTP/2 core with the `h2` library as its client, and with frames that no library
+writes.
 
-Everything is also fed one byte at a time: the position of the cuts must not matter.
+Input is also fed one byte at a time, because its division into parts must not matter.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class Clock:
 
 
 class Pair:
-    """Our side and an `h2` client; `exchange` carries bytes both ways until there are none, in
-    parts of `cut` bytes."""
+    """The server's connection and an `h2` client. `exchange` carries bytes in both directions, in
+    parts of `cut` bytes, until none are left."""
 
     def __init__(self, cut: int = 1 << 20, limits: Http2Limits | None = None) -> None:
         self.cut = cut
@@ -134,8 +135,8 @@ def test_requests_may_have_no_body_or_end_with_trailers(pair: Pair) -> None:
 
 
 def test_long_responses_wait_for_the_windows(pair: Pair) -> None:
-    """The responses are larger than the windows of the connection and of their streams. Their rest
-    is sent as the client enlarges these windows, several streams in turn."""
+    """When responses exceed the flow-control windows of the connection and of their streams, the
+    rest is sent as the client enlarges the windows. The streams take turns."""
     bodies = {}
     for number in range(3):
         stream_id = pair.request()
@@ -270,7 +271,7 @@ def test_a_response_before_the_end_of_the_request_ends_both_directions(pair: Pai
 
 @pytest.mark.parametrize("cut", [1, 1 << 20], ids=["bytewise", "whole"])
 def test_goaway_lets_open_streams_finish(cut: int) -> None:
-    """Later streams are ignored, with all their frames."""
+    """Streams that the client opens later are ignored, with all their frames."""
     connection = Http2Connection(clock=Clock())
     feed(connection, HELLO + request(1), cut)
     connection.go_away()
@@ -301,9 +302,9 @@ def test_pings_are_answered(pair: Pair) -> None:
 
 
 def test_a_client_may_shrink_the_servers_header_table(pair: Pair) -> None:
-    """The server keeps no table and announced this in its first block, so a smaller size has no
-    effect."""
     answer(pair, pair.request(), b"a")
+    # The server's first block has announced that it keeps no table, so a smaller size has no
+    # effect.
     pair.client.update_settings({h2.settings.SettingCodes.HEADER_TABLE_SIZE: 0})
     pair.exchange()
     stream_id = pair.request()
@@ -621,7 +622,7 @@ def test_headers_longer_than_the_limit_refuse_only_the_request() -> None:
 
 
 def shuffled(chance: random.Random) -> bytes:
-    """Returns valid, invalid and mutated frames after a valid connection preface."""
+    """Return valid, invalid and mutated frames after a valid connection preface."""
     kinds: list[Callable[[int], bytes]] = [
         lambda n: request(n, chance.choice([4, 5, 0, 0x2C])),
         lambda n: data(n, chance.randbytes(chance.randrange(40)), chance.choice([0, 1, 8, 9])),

@@ -1,5 +1,5 @@
-"""Header compression against the examples of RFC 7541 and against the `hpack` library as the other
-side."""
+"""Tests header compression with the examples of RFC 7541 and with the `hpack` library as the
+peer."""
 
 from __future__ import annotations
 
@@ -26,8 +26,6 @@ def decode(decoder: HpackDecoder, text: str) -> list[Field]:
 
 
 def test_the_requests_of_the_rfc_are_decoded() -> None:
-    """RFC 7541, appendix C.3, and C.4 with Huffman coding: three requests on one connection
-    each."""
     first = [
         (b":method", b"GET"),
         (b":scheme", b"http"),
@@ -39,6 +37,7 @@ def test_the_requests_of_the_rfc_are_decoded() -> None:
         (b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/index.html"),
         (b":authority", b"www.example.com"), (b"custom-key", b"custom-value"),
     ]  # fmt: skip
+    # RFC 7541, appendix C.3, and C.4 with Huffman coding: three requests on one connection each.
     plain, coded = HpackDecoder(), HpackDecoder()
     assert decode(plain, "828684410f7777772e6578616d706c652e636f6d") == first
     assert decode(plain, "828684be58086e6f2d6361636865") == second
@@ -88,8 +87,8 @@ FIELDS = st.lists(st.tuples(NAMES, VALUES, st.booleans()), max_size=12)
 def test_blocks_of_the_library_are_decoded(
     blocks: list[tuple[list[tuple[bytes, bytes, bool]], bool, int | None]],
 ) -> None:
-    """The `hpack` library encodes the blocks for one connection: entries are added and evicted, the
-    table is resized, fields are sensitive or not."""
+    """The blocks of one connection add and evict table entries, resize the table, and have
+    sensitive fields."""
     encoder, decoder = peer.Encoder(), HpackDecoder()
     for fields, coded, size in blocks:
         if size is not None:

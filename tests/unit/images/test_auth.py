@@ -1,4 +1,4 @@
-"""Logins without a network: which secret is sent where, and the token requests."""
+"""Tests logins without a network: which secret is sent where, and the token requests."""
 
 from __future__ import annotations
 
@@ -103,6 +103,7 @@ TRUSTED = RegistryHost("https://mirror.example", trusted=True)
 @pytest.mark.parametrize(
     ("image", "host", "used"),
     [
+        # `trusted`: the registry's own file, not that of `_default`, names the host.
         ("r.example/a", TRUSTED, True),
         ("r.example/a", RegistryHost("http://mirror.example", trusted=True), False),
         ("r.example/a", RegistryHost("http://127.0.0.1:5000", trusted=True), True),
@@ -119,8 +120,8 @@ TRUSTED = RegistryHost("https://mirror.example", trusted=True)
 def test_a_mirror_gets_the_pull_secret_only_if_the_registrys_own_hosts_toml_names_it(
     image: str, host: RegistryHost, used: bool, named: bool
 ) -> None:
-    """`trusted` means that this file, not that of `_default`, names the host. A mirror on plain
-    http gets the secret only if it is local, or if the registry is on plain http, too."""
+    """A mirror on plain http gets the secret only if it is local, or if the registry is on plain
+    http, too."""
     reference = Reference.parse(image)
     address = reference.domain if named else ""
     sent = credential(Auth("u", "p", server_address=address), reference, host)

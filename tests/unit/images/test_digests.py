@@ -1,4 +1,4 @@
-"""Digests: the supported algorithms, their file names, and verifying content."""
+"""Tests digests: the supported algorithms, their file names, and the verification of content."""
 
 from __future__ import annotations
 

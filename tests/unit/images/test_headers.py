@@ -1,4 +1,4 @@
-"""The reader of tar headers agrees with the standard library's for every format that it writes."""
+"""Tests that tar headers in every format that `tarfile` writes are read as `tarfile` reads them."""
 
 from __future__ import annotations
 

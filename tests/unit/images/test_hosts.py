@@ -1,4 +1,4 @@
-"""hosts.toml: which file is read, how, and which content is refused."""
+"""Tests hosts.toml: which file is read, how, and which content is refused."""
 
 from __future__ import annotations
 

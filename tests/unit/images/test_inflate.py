@@ -30,8 +30,7 @@ ENCODED = {
 
 
 def decode(blob: bytes, first_bytes: int) -> bytes:
-    """Decodes a blob whose first read returns `first_bytes` bytes and whose later reads return one
-    byte each."""
+    """Decode a blob; the first read returns `first_bytes` bytes of it, each later read one byte."""
     sending, receiving = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with receiving:
         with sending:

@@ -1,4 +1,4 @@
-"""Jobs on layers that are cancelled at any moment."""
+"""Tests jobs on layers that are cancelled at any moment."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from pyrunc.records import Record
 
 
 class Ended:
-    """A zygote whose job has ended well, while its end of the pipe for its progress is still
-    open."""
+    """A zygote whose job succeeds at once, but leaves its progress pipe open."""
 
     async def run(self, function: str, arguments: Record, fds: Sequence[int]) -> JobResult:
         self.pipe = os.dup(fds[-1])
@@ -26,8 +25,6 @@ class Ended:
 
 @pytest.mark.parametrize("turns", range(8))
 async def test_a_cancellation_at_the_end_of_a_job_is_not_lost(turns: int) -> None:
-    """asyncio.wait_for() of Python 3.11 loses a cancellation that arrives with the result. The task
-    then waited for a layer that no other task of its pull made any more."""
     zygote = Ended()
     jobs = LayerJobs(cast(Zygote, zygote))
     work = asyncio.create_task(
@@ -40,6 +37,8 @@ async def test_a_cancellation_at_the_end_of_a_job_is_not_lost(turns: int) -> Non
     for _ in range(turns):
         await asyncio.sleep(0)
     if not work.done():
+        # asyncio.wait_for() of Python 3.11 would lose a cancellation that arrives with the result.
+        # The task would then wait for a layer that no other task of its pull makes any more.
         work.cancel()
         with pytest.raises(asyncio.CancelledError):
             await work

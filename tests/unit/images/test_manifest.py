@@ -1,5 +1,4 @@
-"""The memory that manifests and configurations of hostile images keep: little, or the document is
-refused."""
+"""Tests that manifests and configurations of hostile images keep little memory, or are refused."""
 
 from __future__ import annotations
 

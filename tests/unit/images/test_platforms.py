@@ -1,5 +1,5 @@
-"""Platforms: which ones this machine runs, how builders spell them, and which image of an index
-is chosen."""
+"""Tests platforms: which ones this machine runs, how builders spell them, and which image of an
+index is chosen."""
 
 from __future__ import annotations
 
@@ -146,10 +146,10 @@ def test_the_error_lists_the_platforms_of_the_index(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_stored_image_is_preferred_to_a_better_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The better platform is not stored: the index was pulled on another processor, or the archive
-    has only one platform."""
     monkeypatch.setattr(manifests, "host_processors", lambda: AMD64_V3)
     both = index("linux/amd64/v3", "linux/amd64", "linux/arm64", "unknown/unknown")
+    # `here` has the stored images. The better one is missing if the index was pulled on another
+    # processor, or if the archive has only one platform.
     for here, expected in (
         ("01", "0"),
         ("12", "1"),
@@ -175,7 +175,8 @@ def test_a_stored_image_is_preferred_to_a_better_platform(monkeypatch: pytest.Mo
     ],
 )
 def test_a_requested_platform_selects_only_its_image(text: str, chosen: str) -> None:
-    """This holds on every machine; an image without a platform is never selected."""
+    """The machine's own platform plays no role, and an image without a platform is never
+    selected."""
     entries = [
         manifests.Descriptor(manifests.OCI_MANIFEST, f"sha256:{number:064}", 1, platform)
         for number, platform in enumerate(

@@ -1,4 +1,4 @@
-"""The policy file: which scope decides, which references a signature may name, and malformed
+"""Tests the policy file: which scope decides, which references a signature may name, and malformed
 files."""
 
 from __future__ import annotations

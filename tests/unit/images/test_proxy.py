@@ -1,4 +1,4 @@
-"""Which proxy the environment sets, by Go's rules (golang.org/x/net/http/httpproxy)."""
+"""Tests which proxy the environment sets, by Go's rules (golang.org/x/net/http/httpproxy)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROXY = "http://proxy.example:3128"
 
 
 def bypassed(no_proxy: str, url: str) -> bool:
-    """Returns whether requests for `url` bypass the proxy."""
+    """Return whether requests for `url` bypass the proxy."""
     return proxy_for(url, {"HTTPS_PROXY": PROXY, "HTTP_PROXY": PROXY, "NO_PROXY": no_proxy}) is None
 
 

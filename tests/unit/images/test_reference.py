@@ -1,4 +1,4 @@
-"""Image references: spellings and their meaning."""
+"""Tests the spellings of image references and their meaning."""
 
 from __future__ import annotations
 

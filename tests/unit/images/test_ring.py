@@ -1,4 +1,4 @@
-"""Blocks of shared memory between a sender and a receiver that may be hostile."""
+"""Tests blocks of shared memory between a sender and a receiver, each of which may be hostile."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def ring() -> Iterator[Ring]:
 
 @pytest.fixture
 def ring_of_a_stranger() -> Iterator[Ring]:
-    """Returns a ring whose sender is another process."""
+    """Return a sender, and a receiver that copies blocks because the sender may be hostile."""
     sending, receiving = open_ends()
     sender, receiver = RingSender(*sending), Receiver(*receiving, copying=True)
     yield sender, receiver
@@ -145,8 +145,7 @@ def test_a_closed_ring_accepts_no_bytes(ring: Ring) -> None:
 
 
 def test_a_sender_in_another_process_reports_its_end(ring_of_a_stranger: Ring) -> None:
-    """The receiver sees the end of the blob although this process may still hold the sender's
-    end."""
+    """The receiver sees the end of the blob although this process still holds the sender's end."""
     sender, receiver = ring_of_a_stranger
     sender.write(b"all")
     sender.finish()
@@ -154,7 +153,7 @@ def test_a_sender_in_another_process_reports_its_end(ring_of_a_stranger: Ring) -
 
 
 def test_copied_bytes_do_not_change(ring_of_a_stranger: Ring) -> None:
-    """The sender may be compromised: the written bytes must be those that were hashed."""
+    """A compromised sender must not change bytes after the receiver has hashed them."""
     sender, receiver = ring_of_a_stranger
     sender.write(b"hashed")
     part = receiver.read()

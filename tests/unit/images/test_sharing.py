@@ -113,8 +113,8 @@ async def test_a_stream_without_a_turn_in_time_is_interrupted(
 
 
 async def test_a_stream_waits_while_other_streams_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While other streams end, a stream waits beyond STREAM_WAIT_S; it is interrupted after
-    STREAM_WAIT_LIMIT_S."""
+    """While other streams end, a stream waits for its turn longer than STREAM_WAIT_S. After
+    STREAM_WAIT_LIMIT_S it is interrupted."""
     monkeypatch.setattr(sharing, "STREAM_WAIT_S", 1.0)
     streams, ended = StreamLimiter(1), 0
 

@@ -1,4 +1,4 @@
-"""Error texts of the registry's transport: a server that speaks HTTP instead of TLS."""
+"""Tests error texts of the registry's transport: a server that speaks HTTP instead of TLS."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class Clock:
 def overdue_after_s(
     watch: Watch, clock: Clock, bytes_per_s: int, limit_s: int = 3600
 ) -> int | None:
-    """Report `bytes_per_s` to the watch every second; return the number of seconds after which the
-    watch is overdue, None if it never is."""
+    """Report `bytes_per_s` to the watch every second; return after how many seconds it is overdue,
+    or None."""
     for second in range(1, limit_s):
         clock.now_s += 1
         watch.arrived(bytes_per_s)
@@ -77,8 +77,8 @@ async def test_work_that_is_overdue_is_cancelled() -> None:
 
 
 async def test_a_thread_that_must_end_outlasts_two_cancellations() -> None:
-    """A stalled pull is cancelled by its `Watch`, and once more when its caller leaves. The lock of
-    the pull is free only after its thread has ended, and then the cancellation is raised."""
+    """The lock of the pull is free only after its thread has ended. Then the cancellation is
+    raised."""
     lock, begun, may_end = asyncio.Lock(), asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     ended = False
@@ -96,6 +96,7 @@ async def test_a_thread_that_must_end_outlasts_two_cancellations() -> None:
     task = asyncio.create_task(locked())
     await begun.wait()
     try:
+        # A stalled pull is cancelled by its `Watch`, and once more when its caller leaves.
         for _ in range(3):
             task.cancel()
             await asyncio.sleep(0)

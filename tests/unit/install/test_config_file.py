@@ -1,4 +1,4 @@
-"""The installed configuration file describes all keys with the code's defaults."""
+"""Tests that the installed configuration file describes all keys, with the code's defaults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manual pages and completions describe the command lines."""
+"""Tests that manual pages and completions describe the command lines."""
 
 from __future__ import annotations
 

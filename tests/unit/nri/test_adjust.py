@@ -1,4 +1,5 @@
-"""Merged adjustments are applied to OCI configurations, which the OCI runtime's parser accepts."""
+"""Tests that plugins' merged adjustments are applied to OCI configurations, and that the OCI
+runtime's parser accepts the result."""
 
 from __future__ import annotations
 

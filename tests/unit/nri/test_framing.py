@@ -1,4 +1,4 @@
-"""The multiplexer's frames and ttrpc's messages, byte by byte."""
+"""Tests the multiplexer's frames and ttrpc's messages, byte by byte."""
 
 from __future__ import annotations
 

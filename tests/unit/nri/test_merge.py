@@ -1,4 +1,4 @@
-"""The responses of several plugins are merged, shown to the next plugin, and checked for
+"""Tests that the responses of several plugins are merged, shown to the next plugin, and checked for
 conflicts."""
 
 from __future__ import annotations

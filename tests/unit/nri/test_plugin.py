@@ -1,4 +1,4 @@
-"""The handshake with a plugin over a socket pair, and plugins that are late or break the
+"""Tests the handshake with a plugin over a socket pair, and plugins that are late or break the
 protocol."""
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ Connect = Callable[..., Awaitable[tuple[Plugin, TestPlugin]]]
 
 @pytest.fixture
 async def connect() -> AsyncIterator[Connect]:
-    """Return the server's `Plugin` and the other end of its connection. Plugins that disconnect are
-    appended to `dropped`."""
+    """Return a function that makes the server's `Plugin` and the plugin at the other end of its
+    connection."""
     opened: list[tuple[Plugin, TestPlugin]] = []
 
     async def update(
@@ -147,13 +147,12 @@ async def test_a_plugin_without_support_for_parts_is_dropped(
 
 
 async def test_a_synchronization_may_take_longer_than_an_event(connect: Connect) -> None:
-    """critest's NRI specs delay a synchronization by two seconds, the default timeout of an
-    event."""
     release = threading.Event()
 
     def wait(request: Any) -> None:
         release.wait(60)
 
+    # critest's NRI specs delay a synchronization by two seconds, the default timeout of an event.
     plugin, other = await connect(request_timeout_s=0.05, handlers={"Synchronize": wait})
     await plugin.register()
     synchronizing = asyncio.create_task(plugin.synchronize([], []))

@@ -1,4 +1,4 @@
-"""Subscribers of container events: each has its own queue, which is bounded."""
+"""Tests subscribers of container events: each has its own bounded queue."""
 
 from __future__ import annotations
 

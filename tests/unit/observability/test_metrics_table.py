@@ -1,4 +1,4 @@
-"""Figures of cgroups as metrics: the required names, and how each value is computed."""
+"""Tests figures of cgroups as metrics: the required names, and how each value is computed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def read(name: str, **changes: object) -> int | Values:
 
 @pytest.mark.requirement("10.2.4")
 def test_every_required_metric_exists() -> None:
-    """Requirement 10.2 lists the metrics."""
     announced = descriptors()
+    # The names are those of requirement 10.2.
     assert sorted(each.name for each in announced) == sorted(NAMES)
     assert len(announced) == 56 and all(each.help and each.label_keys for each in announced)
     keys = {each.name: list(each.label_keys)[len(BASE_LABELS) :] for each in announced}
@@ -99,9 +99,9 @@ def test_a_rate_needs_two_samples_that_are_far_enough_apart() -> None:
 
 
 def test_no_rate_of_a_program_that_works_once_a_second_is_zero() -> None:
-    """Clients may read the metrics at any interval, also twice while the program sleeps."""
     rates = CpuRates()
     rate = None
+    # Clients read the metrics at any interval, also twice while the program sleeps.
     for tenth in range(0, 1200, 7):
         now = tenth * SECOND // 10
         rate = rates.of("a", now, now // (2 * SECOND) * (SECOND // 100))

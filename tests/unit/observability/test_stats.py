@@ -1,4 +1,4 @@
-"""Figures of a cgroup in the messages to kubelet."""
+"""Tests the figures of a cgroup in messages to kubelet."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_cpu_stats_have_pressure() -> None:
 
 @pytest.mark.requirement("5.5.2")
 async def test_sizes_of_layers_are_returned_without_a_walk(tmp_path: Path) -> None:
-    """A layer without a measurement is measured in the background, once; later requests return the
-    result."""
+    """The first request for a layer starts its only measurement, in the background. Later requests
+    return the result."""
     layers, upper = stats.LayerSizes(), tmp_path / "upper"
     upper.mkdir()
     (upper / "file").write_bytes(b"x" * MIB)
@@ -86,8 +86,9 @@ async def test_sizes_of_layers_are_returned_without_a_walk(tmp_path: Path) -> No
 
 
 async def test_slow_walks_delay_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A container can have millions of small files. Walks of many such layers leave threads for
-    other work, and continue after their callers were answered."""
+    """Walks of many large layers leave threads for other work, and continue after their callers
+    were answered."""
+    # Each stands for a layer with millions of small files.
     slow, go_on, running = {f"slow{n}" for n in range(20)}, threading.Event(), set[Path]()
 
     def written(root: Path) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Locks by key, and work that is waited for although its caller is cancelled."""
+"""Tests locks by key, and that cancelled callers wait for the end of their work."""
 
 from __future__ import annotations
 

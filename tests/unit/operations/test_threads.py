@@ -9,7 +9,7 @@ from cri_server.operations import threads
 
 
 def run(name: str) -> tuple[str, threading.Thread]:
-    """Run work in a thread; returns the thread's name and the thread."""
+    """Run work in a thread; return the thread's name and the thread."""
     results: SimpleQueue[tuple[str, threading.Thread]] = SimpleQueue()
 
     def work() -> None:
@@ -21,7 +21,6 @@ def run(name: str) -> tuple[str, threading.Thread]:
 
 
 def wait_idle() -> None:
-    """Wait until a thread is idle."""
     for _ in range(3000):
         if threads._idle:
             return

@@ -63,8 +63,8 @@ def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
 def test_a_cgroup_mount_repeats_the_options_of_the_machines_superblock(
     namespaces: list[dict[str, str]], options: tuple[tuple[str, None], ...]
 ) -> None:
-    """The machine has one superblock of cgroup2. A mount in the initial cgroup namespace replaces
-    its options, so the plan repeats them, unless the container has a new cgroup namespace."""
+    """Without the options, a mount in the initial cgroup namespace would reset those of the
+    machine's only cgroup2 superblock. A mount in a new cgroup namespace needs none."""
     host = HOST.replace(cgroup_options=("nsdelegate", "memory_recursiveprot"))
     spec = plan_spec({"linux.namespaces": namespaces})
     ops = plans.build(spec, host, RootfsFacts(), plans.StartPlanOptions()).ops
@@ -210,7 +210,7 @@ LISTENING = LoadFilter(b"\0" * 8, 8, True)
 
 
 def test_the_steps_of_the_parent_are_in_the_plan() -> None:
-    """The plan has, in order, every step of the runtime's side that a configuration can demand."""
+    """A configuration that demands every step of the parent process gets all of them, in order."""
     parent = ParentOptions(record=True, cgroup_owner=100000, hook_folder="/b/rootfs")
     built = plan(EVERYTHING, parent=parent, load_filter=LISTENING)
     steps = [text for number, text in numbered(built) if "." in number]
@@ -307,9 +307,8 @@ def test_devices_are_created_as_listed() -> None:
 
 
 def test_the_oom_score_is_written_even_if_it_equals_ours() -> None:
-    """The process that carries out the plan, a shim, may have another score than the process that
-    makes the plan."""
     document = default()
+    # The process that carries out the plan, a shim, may have another score than this one.
     document["process"]["oomScoreAdj"] = 0
     for host in (HOST, HOST.replace(capabilities=0), HOST.replace(in_user_namespace=True)):
         ops = plans.build(parse(document), host, RootfsFacts(), plans.StartPlanOptions()).ops
@@ -513,7 +512,7 @@ def test_a_bind_has_this_line() -> None:
 
 
 def test_cached_fragments_have_the_lines_of_their_plan() -> None:
-    """In different plans the same masks are at different lines. An error names the line in the plan
+    """Plans share cached parts of programs, at different lines. An error names the line in the plan
     that has failed."""
     longer = plan({"process.terminal": True}, keyring="k", parent=ParentOptions(record=True))
     for built in (plan(), longer, plan()):
@@ -540,10 +539,9 @@ def test_the_cache_of_fragments_is_limited() -> None:
 
 @pytest.mark.parametrize("preserve", [0, 2])
 def test_the_cached_part_of_a_mount_has_the_source_and_the_line_of_its_plan(preserve: int) -> None:
-    """From the third plan on, the part of the program for the mount's destination comes from a
-    cache."""
     lowering._caches.clear()
     calls = []
+    # From the third plan on, the code for the mount's destination comes from a cache.
     for source in ("/pod-a", "/pod-b", "/pod-c", "/pod-d"):
         mount = model.MountTree("/d", "", source, False, set=1, propagation=(1 << 18,))
         built = plan(preserve=preserve)
@@ -562,10 +560,9 @@ def test_the_cached_part_of_a_mount_has_the_source_and_the_line_of_its_plan(pres
 
 
 def test_the_cached_part_of_an_exec_has_the_lines_of_its_plan() -> None:
-    """From the third exec on, the part of the program that searches for the executable comes from a
-    cache."""
     lowering._caches.clear()
     spec, operations = parse(default()), []
+    # From the third exec on, the code that searches for the executable comes from a cache.
     for argument in ("a", "b", "c", "d"):
         process = spec.process.replace(args=("program", argument), terminal=False)
         program = lower(plans.build_exec(spec.linux, process, HOST)).program

@@ -167,8 +167,8 @@ def test_a_call_that_jumps_on_success_falls_through_only_by_a_rule() -> None:
 
 
 def test_a_loop_over_all_small_programs_agrees_with_walking_every_path() -> None:
-    """The assembler checks, while operations are appended, that slots are stored before they are
-    loaded. On random programs it agrees with a search of all paths."""
+    """On random programs, the assembler's check that each slot is stored before it is loaded agrees
+    with a search of all paths."""
     rng = random.Random(1)
     verdicts = {True: 0, False: 0}
     for _ in range(3000):

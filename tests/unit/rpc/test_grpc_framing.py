@@ -1,4 +1,4 @@
-"""gRPC's framing: heads, messages in parts, statuses."""
+"""Tests gRPC's framing: headers, messages in parts, statuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests and replies of private calls between servers and clients of different versions."""
+"""Tests requests and replies of private calls between servers and clients of different versions."""
 
 from __future__ import annotations
 

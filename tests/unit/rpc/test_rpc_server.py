@@ -1,8 +1,5 @@
-"""The gRPC server on its socket: with gRPC clients, and with clients that stall, flood or
-disconnect.
-
-`Calls` has each kind of handler: one that returns its reply, a coroutine, a stream.
-"""
+"""Tests the gRPC server on its socket: with gRPC clients, and with clients that stall, flood or
+disconnect."""
 
 from __future__ import annotations
 
@@ -59,10 +56,10 @@ class CountedReply:
 
 
 class Calls:
-    """The handlers of the tested server. `ended`: the number of calls whose work was done or
-    cancelled."""
+    """The handlers of the tested server, of each kind: plain functions, coroutines and streams."""
 
     def __init__(self) -> None:
+        # `ended` counts calls whose work was done or cancelled.
         self.started, self.ended, self.encoded = 0, 0, 0
         self.gate = asyncio.Event()
 
@@ -135,7 +132,7 @@ class Calls:
 
 
 class World:
-    """A server, its calls and a gRPC channel to it."""
+    """A server with the handlers of `Calls`, and a gRPC channel to it."""
 
     def __init__(self, folder: Path, limits: Http2Limits | None, greeting_s: float) -> None:
         self.calls = Calls()
@@ -165,7 +162,7 @@ class World:
 
 @pytest.fixture
 def open_world(tmp_path: Path) -> Any:
-    """Start a World with other limits."""
+    """Return a function that makes a `World` with other limits."""
 
     def make(*, greeting_s: float = 10.0, **limits: Any) -> World:
         return World(tmp_path, replace(Http2Limits(), **limits), greeting_s)
@@ -391,16 +388,16 @@ class Raw(asyncio.Protocol):
         self._writable.set()
 
     def head(self, stream_id: int, name: str, *more: tuple[str, str]) -> bytes:
-        """Return the headers of a call."""
+        """Return the HEADERS frame of a call."""
         block = self.encoder.encode([*FIELDS[:3], (":path", f"/t.T/{name}"), *FIELDS[3:], *more])
         return head(len(block), frames.HEADERS, END_HEADERS, stream_id) + block
 
     def call(self, stream_id: int, name: str, body: bytes = b"", *more: tuple[str, str]) -> bytes:
-        """The frames of a whole call."""
         return self.head(stream_id, name, *more) + last(stream_id, grpc_framing.message(body))
 
     async def frames(self) -> list[tuple[int, int, int, bytes]]:
-        """All frames that the server has sent when it closes: kind, flags, stream, body."""
+        """Return all frames that the server has sent until it closes, each as (kind, flags, stream,
+        body)."""
         await asyncio.wait_for(self.lost.wait(), 10)
         decoded, at = [], 0
         while at < len(self.received):
@@ -411,8 +408,8 @@ class Raw(asyncio.Protocol):
         return decoded
 
     async def statuses(self, name: str = "grpc-status") -> dict[int, str]:
-        """Half-close, and return a field of each stream's last headers once the server has
-        closed."""
+        """Half-close, wait until the server has closed, and return a dict: stream -> the field
+        `name` of the stream's last headers."""
         self.transport.write_eof()
         decoder = hpack.Decoder()
         statuses = [
@@ -423,7 +420,6 @@ class Raw(asyncio.Protocol):
         return {stream_id: fields[name] for stream_id, fields in statuses if name in fields}
 
     async def goaway_code(self) -> ErrorCode:
-        """Return the code of the server's GOAWAY."""
         body = [body for kind, _, _, body in await self.frames() if kind == frames.GOAWAY][-1]
         return ErrorCode(struct.unpack(">I", body[4:8])[0])
 
@@ -437,7 +433,7 @@ class Raw(asyncio.Protocol):
 
 
 def last(stream_id: int, body: bytes) -> bytes:
-    """Return the frame that ends a request."""
+    """Return the DATA frame with the request's body, which ends the request."""
     return head(len(body), frames.DATA, END_STREAM, stream_id) + body
 
 
@@ -525,7 +521,8 @@ async def test_streams_reset_in_the_same_read_start_no_work(world: World, raw: R
 
 
 async def test_a_rapid_reset_attack_ends_the_connection(world: World, raw: Raw) -> None:
-    """Each reset comes after the server has started work for its stream."""
+    """The client resets each stream after the server has started the stream's work. Other clients
+    are served."""
     await raw.send(HELLO)
     for number in range(1, 4001, 2):
         await raw.send(raw.call(number, "wait"))
@@ -566,8 +563,8 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
 async def test_replies_wait_while_the_client_does_not_read(
     world: World, raw: Raw, name: str
 ) -> None:
-    """The client's window is 0: one reply waits for it, and no other reply is computed before the
-    client has read that one."""
+    """While one reply waits for the client's flow-control window, which is 0, no other reply is
+    computed."""
     count, size = 12, 8 << 20
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     for number in range(1, 2 * count, 2):
@@ -585,8 +582,7 @@ async def test_replies_wait_while_the_client_does_not_read(
 
 
 async def test_a_call_that_ends_before_its_reply_blocks_no_other(world: World, raw: Raw) -> None:
-    """The call ends by a reset, by a deadline or with its connection; the calls behind it are
-    answered."""
+    """When a call ends by a reset or its deadline, the calls behind it are answered."""
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     size = b"%d" % (8 << 20)
     await raw.send(raw.call(1, "large", size))
@@ -611,8 +607,7 @@ async def test_a_call_that_ends_before_its_reply_blocks_no_other(world: World, r
 
 @pytest.mark.parametrize("end", ["abort", "break", "stop"])
 async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: str) -> None:
-    """Everything that the connection references is freed at once, not at the next run of the
-    garbage collector."""
+    """The connection and all that it refers to are freed without a run of the garbage collector."""
     greeting = frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0})
     gc.collect()
     gc.disable()
@@ -649,8 +644,8 @@ async def test_a_connection_that_has_ended_is_freed_at_once(world: World, end: s
 
 
 async def test_a_client_that_does_not_read_is_not_read(world: World, raw: Raw) -> None:
-    """The client sends calls and pings without end: the buffers of its socket fill, and the server
-    stores no more."""
+    """A client sends calls and pings without end and reads nothing: its socket's buffers fill, and
+    the server stores no more."""
     raw.transport.pause_reading()
     await raw.send(HELLO)
     ping = head(8, frames.PING, 0, 0) + bytes(8)
@@ -685,8 +680,8 @@ async def test_calls_of_a_connection_that_breaks_do_not_start(world: World) -> N
 
 @pytest.mark.filterwarnings("error")
 async def test_a_call_cancelled_before_its_first_step_is_uncounted(world: World, raw: Raw) -> None:
-    """A task that is cancelled before its first step runs none of its code. Its call is removed
-    from the count all the same."""
+    """A task that is cancelled before its first step runs none of its code. Its call is still
+    removed from the count."""
 
     def stop(request: bytes) -> bytes:
         for connection in list(world.server._connections):
@@ -772,8 +767,8 @@ async def test_connections_with_endless_requests_are_closed_for_new_connections(
 async def test_incomplete_requests_of_all_clients_are_bounded(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests beyond the limit for all together are refused, although each fits into the initial
-    window of its stream."""
+    """Requests beyond the limit for all connections together are refused, although each fits into
+    its stream's initial window."""
     monkeypatch.setattr(shared, "LARGE_LIMIT_BYTES", 1 << 20)
     part = grpc_framing.prefix(60_000) + bytes(16_000)
     async with Raw(world) as raw:

@@ -1,4 +1,4 @@
-"""Interprets classic BPF as the kernel runs seccomp filters; the tests run filters with it."""
+"""An interpreter of classic BPF, with which tests run seccomp filters as the kernel does."""
 
 from __future__ import annotations
 

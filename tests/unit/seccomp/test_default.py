@@ -1,4 +1,4 @@
-"""RuntimeDefault: the calls that it allows."""
+"""Tests which system calls the profile RuntimeDefault allows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The files between a server and its shims: what a version wrote, the next one reads, and the other
-way round."""
+"""Tests the files between a server and its shims: what one version writes, the versions before and
+after it read."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_launch_file_of_the_version_before_is_read(tmp_path: Path) -> None:
 
 
 def test_the_version_before_reads_a_launch_file() -> None:
-    """Unset keys are left out, because the earlier version takes every existing key for a set
+    """Unset keys are left out, because the earlier version takes every key in the file for a set
     one."""
     fields = LAUNCH.replace(places=[PreparedMount("mounts/1", lower=["/l"])]).to_fields()
     assert not {"runtime", "restore"} & set(fields) and "image" not in fields["rootfs"]

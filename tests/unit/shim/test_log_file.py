@@ -1,4 +1,4 @@
-"""The log file on a full disk: all records are whole, and losses are counted and reported."""
+"""Tests the log file on a full disk: all records are whole, and losses are counted and reported."""
 
 from __future__ import annotations
 

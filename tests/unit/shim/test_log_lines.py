@@ -1,4 +1,5 @@
-"""The CRI log format without I/O: whatever way the bytes arrive, readers get them back."""
+"""Tests the CRI log format without I/O: in whatever pieces output arrives, readers get the same
+bytes back."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ RECORD = re.compile(rb"(\S+) (stdout|stderr) ([FP]) (.*)", re.DOTALL)
 
 
 def records(output: bytes) -> list[tuple[bytes, bytes]]:
-    """Return tag and content of each record. Fails on anything that is not a record."""
+    """Return (tag, content) of each record; fail if a line is no record."""
     if not output:
         return []
     assert output.endswith(b"\n")
@@ -29,7 +30,7 @@ def records(output: bytes) -> list[tuple[bytes, bytes]]:
 
 
 def read_back(output: bytes) -> bytes:
-    """Return the bytes that a reader makes of a log: P continues a line, F ends it."""
+    """Return the bytes that a reader makes of a log: tag P continues a line, tag F ends it."""
     return b"".join(content + (b"\n" if tag == b"F" else b"") for tag, content in records(output))
 
 

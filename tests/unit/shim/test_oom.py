@@ -39,7 +39,7 @@ class Groups:
         self._count(folder, count + 1)
 
     def remove(self, group: Cgroup) -> None:
-        """Remove the group, as systemd removes a scope that is empty."""
+        """Remove the group, as systemd removes an empty scope."""
         folder = Path(group.directory)
         (folder / "memory.events").unlink()
         folder.rmdir()
@@ -73,7 +73,7 @@ NO_KILL = [(0, OTHER, OTHER, OTHER), (137, OTHER, OTHER, OTHER)]
 def test_a_container_without_a_kill_was_not_oom_killed(
     groups: Groups, code: int, containerd: str, crio: str, ours: str, is_gone: bool
 ) -> None:
-    """137 is the exit code of any SIGKILL, not only of the OOM killer's."""
+    """The exit code 137 alone does not count: any SIGKILL causes it."""
     counts, container = KillCounts(), groups.add("c")
     counts.watch(container)
     if is_gone:
@@ -101,8 +101,7 @@ def test_a_killed_child_counts_with_any_exit_code(
 
 
 def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: Groups) -> None:
-    """One of two containers was OOM-killed: the exit codes tell which one, in whichever order they
-    end."""
+    """The order in which the containers end plays no role."""
     for order in (0, 1):
         counts = KillCounts()
         killed, other = groups.add("a"), groups.add("b")
@@ -117,8 +116,8 @@ def test_of_two_removed_cgroups_the_exit_code_tells_which_had_the_kill(groups: G
 
 
 def test_a_kill_below_a_shared_parent_may_be_another_pods(groups: Groups) -> None:
-    """A kill below the parent may be that of another pod's container: it counts for this container
-    only if this container's exit code is that of a kill."""
+    """A kill below the parent cgroup counts for a container only if the container's exit code is
+    that of a kill."""
     counts, container, other = KillCounts(), groups.add("c"), groups.add("of-another-pod")
     groups.add("pause-of-another-pod")
     counts.watch(container)

@@ -1,4 +1,4 @@
-"""CDI: names, files, their precedence, and the edits of a spec."""
+"""Tests CDI: names, files, their precedence, and the edits of a spec."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runtime handlers in the configuration, and a bundle for an external runtime."""
+"""Tests runtime handlers in the configuration, and a bundle for an external runtime."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks of oci-hooks(5): the files, their order, and the containers that they apply to."""
+"""Tests hooks of oci-hooks(5): the files, their order, and the containers that they apply to."""
 
 from __future__ import annotations
 

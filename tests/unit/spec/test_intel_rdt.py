@@ -1,8 +1,6 @@
-"""`linux.intelRdt` on a tree of plain files: groups that are written, kept, removed and refused.
-
-The test machines have no resctrl, so its files are made beforehand; that a kernel accepts the lines
-is not tested.
-"""
+"""Tests `linux.intelRdt` on a tree of plain files: groups that are written, kept, removed and
+refused. Whether a kernel accepts the lines is not tested, because the test machines have no
+resctrl."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from pyrunc.undo import Undo
 
 
 class Tree:
-    """A resctrl tree. `group` makes a group's files, which the kernel makes with its folder."""
+    """A resctrl tree of plain files. `group` makes a group with its files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -100,8 +98,7 @@ def test_a_monitoring_group_is_created(tree: Tree) -> None:
 
 
 def test_only_groups_of_the_container_are_removed(tmp_path: Path) -> None:
-    """Empty folders stand for the groups, because rmdir(2) of a resctrl group removes its files
-    too."""
+    # Empty folders, because rmdir(2) of a resctrl group removes its files too.
     for name in ("gold/mon_groups/box", "box"):
         (tmp_path / name).mkdir(parents=True)
     rdt.leave({"closID": "gold", "enableMonitoring": True}, "box", str(tmp_path))

@@ -1,4 +1,5 @@
-"""Parsing a configuration: shapes, defaults, JSON paths in errors, ignored properties."""
+"""Tests the parsing of a configuration: shapes, defaults, JSON paths in errors, ignored
+properties."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from pyrunc.spec.parse import parse, parse_process
 
 
 def put(document: dict[str, Any], path: str, value: object) -> dict[str, Any]:
-    """Return a copy with the property at a dotted path (list indices are numbers) replaced or
-    added."""
+    """Return a copy of `document` in which the property at the dotted path is `value`. Numbers in
+    the path are list indices."""
     document = copy.deepcopy(document)
     place: Any = document
     *keys, last = [int(k) if k.isdigit() else k for k in path.split(".")]
@@ -90,7 +91,7 @@ def test_any_version_1_is_accepted(version: str) -> None:
     [("1.0.2-dev", -1), ("1.2.1", -1), ("1.3.0", 0), ("1.3.0+dev", 0), ("1.10.0", 0)],
 )
 def test_a_pids_limit_of_zero_meant_no_limit_before_1_3(version: str, limit: int) -> None:
-    """podman before 5.4.1 writes 0 for `--pids-limit -1`."""
+    # podman before 5.4.1 writes 0 for `--pids-limit -1`.
     document = put(put(default(), "ociVersion", version), "linux.resources.pids", {"limit": 0})
     resources = parse(document).linux.resources
     assert resources is not None and resources["pids"] == {"limit": limit}

@@ -1,4 +1,5 @@
-"""Paths in requests and images that are longer than the kernel allows, per field."""
+"""Tests that paths longer than the kernel allows are refused, for each field of requests and
+images."""
 
 from __future__ import annotations
 

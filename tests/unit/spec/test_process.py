@@ -1,4 +1,5 @@
-"""argv, environment, working directory and users: every combination of request and image."""
+"""Tests argv, environment, working directory and users for every combination of request and
+image."""
 
 from __future__ import annotations
 
@@ -257,11 +258,11 @@ def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> An
 def test_a_line_of_passwd_is_parsed_like_runc(
     tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids
 ) -> None:
-    """The result is runc's, except that lines that runc would read as root by mistake are skipped.
-    glibc's result is checked, too."""
+    """As the only exception, a line that runc would read as root by mistake is skipped."""
     file = tmp_path / "passwd"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetpwent", _Passwd, file)
+    # Checks the table itself.
     assert (entry and (entry.uid, entry.gid)) == glibc
     accounts = user.Accounts.parse(file.read_bytes(), b"").users
     assert [(a.name, a.uid, a.gid) for a in accounts] == ([] if ours is None else [("www", *ours)])
@@ -277,7 +278,7 @@ def test_a_line_of_group_is_parsed_like_runc(
     runc: int | None,
     ours: int | None,
 ) -> None:
-    """The result is runc's, except that a line with an invalid number is skipped."""
+    """As the only exception, a line with an invalid number is skipped."""
     file = tmp_path / "group"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetgrent", _Group, file)
@@ -288,8 +289,7 @@ def test_a_line_of_group_is_parsed_like_runc(
 
 
 def test_the_home_is_that_of_the_first_line_with_the_uid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A mounted file may have a hundred thousand lines: the lines after the user's are not
-    parsed."""
+    """Lines after the user's are not parsed, because a mounted file may have a hundred thousand."""
     parsed = []
 
     def account(*fields: Any) -> user.Account:

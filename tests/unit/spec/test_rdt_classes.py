@@ -28,10 +28,10 @@ Classes:
 
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a tree with the group `silver`. The kernel makes a group's files with its folder; here
-    they exist before."""
+    """Return a resctrl tree of plain files with the group `silver`."""
     root = tmp_path / "resctrl"
     for name in ("silver", "measured", "info"):
+        # The kernel makes the files of a group with its folder.
         (root / name / "mon_groups").mkdir(parents=True)
     monkeypatch.setattr(rdt, "mounted", lambda: str(root))
     return root

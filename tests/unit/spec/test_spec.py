@@ -1,4 +1,4 @@
-"""Expected OCI objects for the parts of a spec: capabilities, resources, cgroups, namespaces,
+"""Tests the OCI objects for the parts of a spec: capabilities, resources, cgroups, namespaces,
 mounts, signals, profiles."""
 
 from __future__ import annotations
@@ -102,7 +102,6 @@ def test_settings_of_pods_apply_to_new_networks_only() -> None:
 def test_a_sysctl_needs_a_namespace_of_the_pod(
     name: str, nodes: dict[str, Any] | None, problem: str
 ) -> None:
-    """An invalid sysctl is refused before any part of the pod is made."""
     with pytest.raises(InvalidArgument, match=problem) as refused:
         sysctls.check({name: "1"}, api.NamespaceOption(**nodes or {}))
     assert repr(name) in str(refused.value)
@@ -404,8 +403,8 @@ def test_default_mounts_that_a_request_covers_are_left_out(
 
 
 def test_a_volume_of_an_image_covers_no_default() -> None:
-    """A VOLUME at /sys/fs of the image keeps the default mount /sys/fs/cgroup, which a host path
-    mounted there would remove."""
+    """An image's VOLUME at /sys/fs leaves the default mount /sys/fs/cgroup in place. A host path
+    mounted at /sys/fs would remove it."""
     volume = mounts.MountRequest(
         api.Mount(container_path="/sys/fs"), "/sys/fs", source="/c/volumes/0"
     )

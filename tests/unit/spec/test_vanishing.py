@@ -1,5 +1,5 @@
-"""Folders that other programs change while they are read: vanished entries are skipped, the others
-are read."""
+"""Tests folders that other programs change while they are read: vanished entries are skipped, the
+others are read."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from cri_server.spec import sources
 
 @pytest.fixture
 def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Remove this file right after its folder is listed, so that the listing is out of date."""
+    """Return a function. It takes the path of a file, which is removed right after its folder has
+    been listed."""
     listdir, scandir = os.listdir, os.scandir
 
     def take(path: Path) -> None:
@@ -51,7 +52,8 @@ def test_a_device_may_vanish_while_its_folder_is_listed(
 def test_a_network_configuration_may_vanish_while_it_is_read(
     tmp_path: Path, taken_after_listing: Callable[[Path], None]
 ) -> None:
-    """An installer replaces its file: another existing file is used, never the built-in network."""
+    """When an installer removes a file during the reading, the next file is used, not the built-in
+    network."""
     for name in ("10-old", "20-new"):
         content = {"cniVersion": "1.0.0", "name": name, "plugins": [{"type": "bridge"}]}
         (tmp_path / f"{name}.conflist").write_text(json.dumps(content))

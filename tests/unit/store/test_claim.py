@@ -1,4 +1,4 @@
-"""Which directories a server claims, and pods in other directories, which it never touches."""
+"""Tests which directories a server claims, and that pods in other directories are left alone."""
 
 from __future__ import annotations
 
@@ -130,9 +130,9 @@ def test_a_newer_format_without_pods_is_overwritten(pods: tuple[Path, Path]) -> 
 
 
 def test_the_version_before_refuses_these_pods(pods: tuple[Path, Path]) -> None:
-    """The earlier version refuses to start because the claim's `root` is not its root directory,
-    and its error quotes that `root`. In a trial it changed no file."""
     record = json.loads((pods[1] / "server.json").read_text())
+    # The earlier version refuses a claim whose `root` is not its own, and quotes it in the error.
+    # In a trial it changed no file.
     assert os.path.realpath(record["root"]) != os.path.realpath(pods[0])
     assert record["root"] == "a later version of pyrunc-cri (pod format 3)"
     assert record["version"] == 1, "or it would ignore the record"

@@ -1,4 +1,4 @@
-"""Records of sandboxes: the last save wins, and a removed record does not come back."""
+"""Tests records of sandboxes: the last save wins, and a removed record does not come back."""
 
 from __future__ import annotations
 

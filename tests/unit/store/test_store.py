@@ -1,4 +1,4 @@
-"""Records, the index, deletion, joined operations and step journals."""
+"""Tests records, the index, deletion, joined operations and step journals."""
 
 from __future__ import annotations
 

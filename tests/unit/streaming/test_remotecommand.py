@@ -1,4 +1,4 @@
-"""Sessions over pipes and ptys: the data that is copied, the end of the streams, and the client's
+"""Tests sessions over pipes and ptys: the copied data, the end of the streams, and the client's
 status."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pyrunc.errors import Error, NotFound, PeerError, WrongState
 
 
 class Out:
-    """The client's end of an output; each write takes `slow_s`."""
+    """The client's end of an output stream; each write takes `slow_s`."""
 
     def __init__(self, log: list[str], name: str, slow_s: float = 0) -> None:
         self.log, self.name, self.slow_s = log, name, slow_s
@@ -65,8 +65,8 @@ class Client:
 
 
 class Process(StreamingSession):
-    """A session whose process is the test, which has the other ends of the pipes and sets the exit
-    code."""
+    """A session in which the test plays the process: it has the other ends of the pipes and sets
+    the exit code."""
 
     def __init__(self) -> None:
         (self.its_stdin, stdin), (stdout, self.its_stdout), (stderr, self.its_stderr) = (
@@ -137,7 +137,7 @@ async def test_old_clients_get_the_status_as_text_or_not_at_all(code: int, text:
 async def test_the_client_gets_the_error_of_a_session_that_cannot_be_opened(
     error: Error, logged: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An error that the node has caused is also logged."""
+    """An error that the node has caused (`PeerError`) is also logged."""
 
     async def nothing() -> Process:
         raise error

@@ -1,4 +1,5 @@
-"""The SPDY core with a client's core, with bytes from the draft, and with invalid bytes."""
+"""Tests the SPDY core with a client's core, with bytes from the SPDY draft, and with invalid
+bytes."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ def pair() -> tuple[SpdyClient, SpdyConnection]:
 
 
 def opened(**headers: str) -> tuple[SpdyClient, SpdyConnection, int]:
-    """Returns a client and a server with one stream open in both directions."""
+    """Return a client and a server with one stream open in both directions."""
     client, server = pair()
     stream = client.open(
         {name: [value] for name, value in (headers or {"streamtype": "error"}).items()}
@@ -208,7 +209,7 @@ def test_a_headers_frame_can_end_a_stream() -> None:
 
 
 def conversation() -> tuple[bytes, list[Event]]:
-    """Returns the bytes of a client's whole session and the events that they mean."""
+    """Return the bytes of a client's whole session and the events that they mean."""
     client, server = pair()
     sent = b""
     for role in ("error", "stdin", "stdout"):
@@ -226,8 +227,8 @@ def conversation() -> tuple[bytes, list[Event]]:
 
 
 def joined(events: list[Event]) -> list[Event]:
-    """Returns the events with consecutive data events of a stream joined into one, because cuts may
-    split data."""
+    """Return the events, with consecutive data events of a stream joined, because cuts may split
+    data."""
     result: list[Event] = []
     for event in events:
         last = result[-1] if result else None
@@ -392,7 +393,7 @@ def test_a_zlib_bomb_uses_little_memory() -> None:
 
 
 def frames_of_nonsense() -> st.SearchStrategy[bytes]:
-    """Returns frames that look valid in part, with wrong ids, lengths, flags and bodies."""
+    """Return frames that look valid in part, with wrong ids, lengths, flags and bodies."""
     ids = st.integers(0, 8) | st.integers(0, 2**31 - 1)
     small = st.binary(max_size=40)
     blocks = small | st.just(block({"streamtype": ["data"]}))
@@ -437,7 +438,7 @@ def test_invalid_frames_raise_nothing_and_use_little_memory(
 
 
 def split(out: bytes) -> Iterator[int]:
-    """Returns the types of the control frames in `out`."""
+    """Yield the types of the control frames in `out`."""
     while out:
         version, kind, rest = struct.unpack_from(">HHI", out)
         assert version == 0x8003

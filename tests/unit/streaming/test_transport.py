@@ -1,5 +1,5 @@
-"""A transport keeps order and whole frames under back-pressure and cancellation, and notices peers
-that are gone."""
+"""Tests that a transport keeps order and whole frames under back-pressure and cancellation, and
+notices peers that are gone."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cri_server.streaming.transport import POSTED_LIMIT_BYTES, ConnectionLost, S
 
 @contextlib.asynccontextmanager
 async def pair(**options: float) -> AsyncIterator[tuple[SocketTransport, socket.socket]]:
-    """Yields a transport over TCP on loopback, and the other end."""
+    """Yield a transport over TCP on loopback, and the other end."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         theirs = socket.create_connection(listener.getsockname())
         ours, _ = listener.accept()

@@ -1,4 +1,4 @@
-"""The request that opens a session: valid requests, and the status of refused ones."""
+"""Tests the request that opens a session: valid requests, and the status of refused ones."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""WebSocket channels over a real socket, with the client side of the `websockets` package at the
-other end."""
+"""Tests WebSocket channels over a real socket, with the client side of the `websockets` package at
+the other end."""
 
 from __future__ import annotations
 
@@ -20,8 +20,6 @@ from cri_server.streaming.websocket import DIALECTS, MESSAGE_LIMIT_BYTES, Channe
 
 
 class Peer:
-    """A client that sends and receives frames."""
-
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
         self.socket, self.core = sock, Protocol(Side.CLIENT, max_size=None)
@@ -57,7 +55,7 @@ class Peer:
 async def connected(
     subprotocol: str = "v4.channel.k8s.io",
 ) -> AsyncIterator[tuple[Peer, Channels, asyncio.Task[str]]]:
-    """Yields a peer and our channels 0 to 4, which are being read."""
+    """Yield a client, our channels 0 to 4, and the task that reads them."""
     ours, theirs = socket.socketpair()
     transport = SocketTransport(ours)
     channels = Channels(Messages(transport), DIALECTS[subprotocol])

@@ -1,4 +1,4 @@
-"""Descriptors in the service manager's store: received by the next process, and removed."""
+"""Tests descriptors in the service manager's store: received by the next process, and removed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def file(tmp_path: Path) -> Iterator[int]:
 
 
 def started(manager: ServiceManager, **environment: str) -> list[str]:
-    """Return what the manager's next process reports about the descriptors that it has received."""
+    """Start the manager's next process; return what it reports about the descriptors that it
+    gets."""
     command, fds, more = manager.starting([sys.executable, "-c", RECEIVE])
     done = subprocess.run(
         command,

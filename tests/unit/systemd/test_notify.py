@@ -17,7 +17,7 @@ from cri_server.systemd import notify
 def manager(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> socket.socket:
-    """The manager's end of NOTIFY_SOCKET."""
+    """Return the manager's end of NOTIFY_SOCKET."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     request.addfinalizer(listener.close)
     name = f"{tmp_path}/notify" if request.param == "path" else f"@pyrunc-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Log records as text and JSON: fields, quoting, and names with line breaks."""
+"""Tests log records as text and JSON: fields, quoting, and names with line breaks."""
 
 from __future__ import annotations
 

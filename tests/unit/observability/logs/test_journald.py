@@ -1,4 +1,4 @@
-"""The journal's native protocol, sent to the test's own socket."""
+"""Tests records in the journal's native protocol, sent to a socket of the test."""
 
 from __future__ import annotations
 

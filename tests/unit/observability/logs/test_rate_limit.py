@@ -1,4 +1,4 @@
-"""A flood of records of one kind is dropped and counted; other kinds pass."""
+"""Tests that a flood of records of one kind is dropped and counted, while other kinds pass."""
 
 from __future__ import annotations
 

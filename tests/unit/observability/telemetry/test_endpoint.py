@@ -1,4 +1,4 @@
-"""The HTTP server of the metrics: replies, refusals, and clients that are slow or silent."""
+"""Tests the HTTP server of the metrics: replies, refusals, and clients that are slow or silent."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def ask(path: str, request: bytes) -> bytes:
 
 
 def port_of(endpoint: Endpoint) -> int:
-    """Return the TCP port, which the kernel has chosen for port 0."""
+    """Return the TCP port that the kernel has chosen."""
     assert endpoint._server is not None
     return int(endpoint._server.sockets[0].getsockname()[1])
 
@@ -102,12 +102,12 @@ async def test_a_flood_of_connections_is_bounded(served: str) -> None:
 
 
 async def test_the_oldest_idle_connections_are_closed_at_the_limit() -> None:
-    """Any local user may connect by TCP. With more idle connections than the limit a request still
-    gets a response, also on a connection that had one before; the oldest idle connections are
-    closed."""
+    """When there are more idle connections than the limit, requests still get responses, also a
+    second one on a connection."""
     endpoint = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await endpoint.start()
     try:
+        # Any local user can connect by TCP.
         idle = [
             await asyncio.open_connection("127.0.0.1", port_of(endpoint))
             for _ in range(CONNECTIONS_LIMIT + 5)

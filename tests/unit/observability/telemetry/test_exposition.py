@@ -1,4 +1,4 @@
-"""Histograms in Prometheus' format, and the leased addresses of a network."""
+"""Tests histograms in Prometheus' format, and the metric of a network's leased addresses."""
 
 from __future__ import annotations
 

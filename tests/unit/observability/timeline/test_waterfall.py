@@ -1,4 +1,4 @@
-"""The waterfall as text and as a page, which a real browser lays out."""
+"""Tests the timeline's waterfall as text and as a page, which a real browser lays out."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def test_the_text_escapes_control_characters() -> None:
 def in_browser(
     document: str, script: str, tmp_path: Path, *, width: int = 1200, dark: bool = False
 ) -> Any:
-    """Return the result of `script`, a function of the page's window, in a real browser that shows
-    `document` in a frame."""
+    """Show `document` in a frame of a real browser; return the result of `script`, a JavaScript
+    function that gets the frame's window."""
     outer = (
         "<!DOCTYPE html><meta charset=utf-8><body style='margin:0'><iframe id=f"
         f" style='border:0;width:{width}px;height:900px' "
@@ -156,8 +156,6 @@ def test_the_page_is_readable_in_light_and_dark_and_on_a_phone(tmp_path: Path) -
 
 
 def test_calls_share_a_time_axis() -> None:
-    """The bar of the first call takes the first quarter of the axis; the bar of the second, at its
-    end, has the smallest visible width."""
     calls = [
         call(spans=[], duration_ms=250.0),
         call(spans=[], started_at_ns=10**18 + 999_999_000, duration_ms=0.001),
@@ -166,6 +164,7 @@ def test_calls_share_a_time_axis() -> None:
     bars = re.findall(
         r'<svg class="scale"[^>]*><rect class="bar" x="([0-9.]+)%" width="([0-9.]+)%"', text
     )
+    # The first call takes a quarter of the axis; the second, at the end, the least visible width.
     assert bars == [("0.00", "25.00"), ("99.50", "0.50")]
 
 

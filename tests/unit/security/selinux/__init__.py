@@ -1,1 +1,1 @@
-"""SELinux labels, against fakes of the kernel's files."""
+"""Tests of SELinux labels, against fakes of the kernel's files."""

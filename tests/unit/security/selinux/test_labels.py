@@ -1,4 +1,4 @@
-"""Labels of pods and containers, their levels, and the policy's files."""
+"""Tests labels of pods and containers, their levels, and the policy's files."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_level_belongs_to_a_single_pod_until_its_removal() -> None:
 
 
 def fake_kernel(root: Path, mls: str = "1") -> Path:
-    """Makes selinuxfs of ordinary files; `context` accepts any text."""
+    """Make a selinuxfs of ordinary files, whose `context` accepts any text; return its folder."""
     kernel = root / "sys/fs/selinux"
     kernel.mkdir(parents=True)
     (kernel / "enforce").write_text("0")

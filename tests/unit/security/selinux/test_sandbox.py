@@ -1,4 +1,4 @@
-"""A sandbox gets its labels, stores them in its record, and frees its level."""
+"""Tests that a sandbox gets its labels, stores them in its record, and frees its level."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ MOUNT = "system_u:object_r:container_file_t:s0:c1,c2"
 
 
 class Calls:
-    """Records system calls. `written` returns what they write to each file below attr/."""
+    """Records system calls. `written` returns a dict: file below attr/ -> bytes written to it."""
 
     def __init__(self) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -118,13 +118,12 @@ def test_the_label_of_the_pause_process_is_written(calls: Calls) -> None:
 
 
 def test_the_memfd_of_the_pause_process_is_labelled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The test needs no SELinux, because the kernel stores the label of a file in memory without
-    it, too."""
     import os
 
     monkeypatch.setattr(pause, "_pause", None)
     descriptor = pause._open_pause("system_u:object_r:container_file_t:s0")
     try:
+        # Without SELinux the kernel stores the label of a file in memory, too.
         label = os.getxattr(f"/proc/self/fd/{descriptor}", "security.selinux")
         assert label == b"system_u:object_r:container_file_t:s0"
     finally:
