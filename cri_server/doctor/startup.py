@@ -29,7 +29,7 @@ async def log_problems(zygote: Zygote, config: Config) -> None:
         return
     if result.exit_code:
         words = result.stderr.decode("utf-8", "replace").strip()
-        log.warning("cannot examine this machine (%d): %s", result.exit_code, words)
+        log.warning("cannot examine this machine (exit code %d): %s", result.exit_code, words)
         return
     for level, text in msgspec.json.decode(result.stdout, type=list[tuple[int, str]]):
         log.log(level, "%s", text)

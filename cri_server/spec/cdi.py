@@ -241,8 +241,10 @@ def device_rule(device: Mapping[str, Any], access: str) -> dict[str, Any]:
 
 
 def _add_hook(spec: dict[str, Any], hook: CdiHook) -> None:
-    if hook.hook_name not in HOOKS or not hook.path.startswith("/"):
-        raise InvalidArgument(f"CDI hook {hook.hook_name!r} with path {hook.path!r} is not valid")
+    if hook.hook_name not in HOOKS:
+        raise InvalidArgument(f"CDI hook {hook.hook_name!r}: OCI has no such kind of hook")
+    if not hook.path.startswith("/"):
+        raise InvalidArgument(f"CDI hook {hook.hook_name}: path {hook.path!r} is not absolute")
     entry: dict[str, Any] = {"path": hook.path, "args": hook.args, "env": hook.env}
     if hook.timeout is not None:
         entry["timeout"] = hook.timeout

@@ -403,7 +403,10 @@ def test_a_starting_server_logs_only_problems(tmp_path: Path) -> None:
     ("result", "says"),
     [
         (Unavailable("the zygote has died"), "cannot examine this machine: the zygote has died"),
-        (JobResult(1, b"", b"NameError: x\n"), "cannot examine this machine (1): NameError: x"),
+        (
+            JobResult(1, b"", b"NameError: x\n"),
+            "cannot examine this machine (exit code 1): NameError: x",
+        ),
     ],
 )
 async def test_a_server_starts_when_its_machine_cannot_be_examined(

@@ -110,10 +110,10 @@ def test_untrusted_files_are_ignored(tmp_path: Path) -> None:
 
 
 def test_hooks_and_nodes_are_checked() -> None:
-    for edits in (
-        cdi.CdiEdits(hooks=[cdi.CdiHook(hook_name="never", path="/x")]),
-        cdi.CdiEdits(hooks=[cdi.CdiHook(hook_name="poststop", path="relative")]),
-        cdi.CdiEdits(device_nodes=[cdi.CdiDeviceNode(path="/etc/passwd")]),
+    for edits, message in (
+        (cdi.CdiEdits(hooks=[cdi.CdiHook(hook_name="never", path="/x")]), "'never'"),
+        (cdi.CdiEdits(hooks=[cdi.CdiHook(hook_name="poststop", path="relative")]), "'relative'"),
+        (cdi.CdiEdits(device_nodes=[cdi.CdiDeviceNode(path="/etc/passwd")]), "/etc/passwd"),
     ):
-        with pytest.raises(InvalidArgument):
+        with pytest.raises(InvalidArgument, match=message):
             cdi.apply(spec(), [edits])
