@@ -1,5 +1,5 @@
-"""Makes a cluster's certificates: one certificate authority (CA) in a folder, the certificates that
-it signs beside it, and kubeconfigs that point there."""
+"""Makes a cluster's certificate authority (CA), certificates that the CA signs, and kubeconfigs
+that use them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Authority:
     """Signs a cluster's certificates.
 
     `folder` gets ca.crt and ca.key, NAME.crt and NAME.key for each certificate, sa.key and sa.pub
-    for tokens.
+    for service accounts' tokens.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -44,8 +44,8 @@ class Authority:
         )
 
     def sign(self, name: str, subject: str, names: Iterable[str] = ()) -> None:
-        """Sign a certificate for `subject` that is valid for the names in NAMES and `names`
-        (`IP:…`, `DNS:…`)."""
+        """Sign a certificate for `subject`, valid for `names` (`IP:…`, `DNS:…`) and the names in
+        NAMES."""
         extensions, request = self.folder / f"{name}.names", f"{self.folder}/{name}.csr"
         extensions.write_text(
             f"subjectAltName={','.join([*NAMES, *names])}\n"
@@ -94,7 +94,7 @@ class Authority:
             self.sign(node, f"/O=system:masters/CN=system:node:{node}")
 
     def write_kubeconfig(self, path: Path, user: str, server: str) -> None:
-        """Write a kubeconfig for the owner of a certificate; `server` is HOST:PORT."""
+        """Write a kubeconfig that uses the certificate called `user`; `server` is HOST:PORT."""
         own = self.folder
         config = {
             "apiVersion": "v1",

@@ -1,7 +1,7 @@
-"""Builds that take minutes, made before the first of the collected tests that need them.
+"""Makes builds that take minutes before the first test that needs them.
 
-So no test's time limit includes a build, and a run reports what it waits for. Builds in the cache
-take no time.
+So no test's time limit includes a build, and a test run reports which builds it waits for. A build
+in the cache is not repeated.
 """
 
 from __future__ import annotations

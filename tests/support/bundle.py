@@ -36,8 +36,8 @@ def make_root(folder: Path) -> Path:
 
 
 def configuration(*arguments: str, **linux: Any) -> dict[str, Any]:
-    """Return a configuration like that of `spec`, without a terminal; `linux` goes into its
-    linux object."""
+    """Return a configuration like that of `pyrunc spec`, without a terminal; `linux` is added to
+    its `linux` object."""
     kinds = ("pid", "network", "ipc", "uts", "mount", "cgroup")
     return {
         "ociVersion": "1.2.0",
@@ -78,6 +78,7 @@ def make(folder: Path, config: dict[str, Any]) -> Path:
 
 
 def runtime() -> list[str]:
-    """Return the runtime under test: PYRUNC_RUNTIME, or the `pyrunc` beside this interpreter."""
+    """Return the command line of the runtime under test: PYRUNC_RUNTIME, or the `pyrunc` beside
+    this interpreter."""
     named = os.environ.get("PYRUNC_RUNTIME")
     return named.split() if named else installed("pyrunc")

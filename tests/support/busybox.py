@@ -58,7 +58,8 @@ def _build(source: Path) -> Path:
 
 
 def _make(source: Path, *words: str) -> None:
-    """Run make; new questions of `oldconfig` get the proposed answers."""
+    """Run make in the folder `source`."""
+    # Line ends accept the proposed answers to new questions of `oldconfig`.
     done = subprocess.run(
         ["make", *words], cwd=source, input="\n" * 200, capture_output=True, text=True
     )

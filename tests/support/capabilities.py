@@ -1,8 +1,9 @@
-"""The tests that prove less where the machine lacks a capability; the guest runs them with it.
+"""Lists the tests that prove less if the machine lacks a capability; the guest runs them with all
+capabilities.
 
 CI's build machines give root no CAP_SYS_RESOURCE: no process there has an oom_score_adj below its
-parent's or a hard limit above its own. The guest's root has all capabilities.
-tests/architecture/test_capabilities.py compares WEAKENED with the tests that call `holds`.
+parent's or a hard limit above its own. tests/architecture/test_capabilities.py compares WEAKENED
+with the tests that call `holds`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ WEAKENED = {
 
 
 def in_the_guest(whole_files: str) -> str:
-    """Return the tests of WEAKENED as pytest's arguments, except those in `whole_files`: the guest
-    runs these files as a whole."""
+    """Return the tests of WEAKENED as pytest's arguments, except those in `whole_files`: files that
+    the guest runs as a whole."""
     return " ".join(
         f"{file}::{test}"
         for file, tests in WEAKENED.items()
@@ -40,7 +41,7 @@ def in_the_guest(whole_files: str) -> str:
 
 
 def holds(name: str) -> bool:
-    """Tell whether this process has the capability, such as "CAP_SYS_RESOURCE", in its effective
+    """Return whether this process has the capability, such as "CAP_SYS_RESOURCE", in its effective
     set."""
     status = Path("/proc/self/status").read_text()
     effective = next(line for line in status.splitlines() if line.startswith("CapEff:"))

@@ -1,5 +1,5 @@
-"""A Debian in a folder, entered as a separate machine: with its own mounts, processes, names
-and, on request, network.
+"""Runs a Debian system in a folder like a separate machine: with its own mounts, processes, host
+name and, on request, network.
 
 `python -m tests.support.chroot deb SUITE` builds the package for another Debian and puts it into
 dist/ of this tree.
@@ -55,14 +55,16 @@ exec cat
 
 
 class Machine:
-    """A running machine. `root` is its root as seen from here, without its mounts."""
+    """A running Debian system. `root` is its root folder as seen from the host, without its
+    mounts."""
 
     def __init__(self, root: Path, pid: int) -> None:
         self.root, self.pid = root, pid
 
     def run(self, command: str, *, check: bool = True, environment: dict[str,
         str] | None = None) -> subprocess.CompletedProcess[str]:  # fmt: skip
-        """Run a shell command inside. Raises AssertionError with its output when it fails."""
+        """Run a shell command in the machine. Raises AssertionError with its output when it
+        fails."""
         done = subprocess.run(
             [*self.enter(), command],
             env=ENVIRONMENT | (environment or {}), capture_output=True, text=True, check=False,
@@ -74,8 +76,8 @@ class Machine:
         return done
 
     def enter(self) -> list[str]:
-        """Return the command prefix of a shell command that is to run inside, as this process's
-        child."""
+        """Return the beginning of a command line whose last argument is a shell command to run in
+        the machine."""
         return ["nsenter", f"--target={self.pid}", "--all", "--root", "sh", "-c", 'cd /; eval "$0"']
 
 
@@ -83,7 +85,7 @@ class Machine:
 def machine(
     folder: Path, suite: str, packages: Sequence[str] = (), *, own_network: bool = False
 ) -> Iterator[Machine]:
-    """Start a fresh system with `packages` below `folder`; afterwards the folder is empty again."""
+    """Run a fresh Debian system with `packages` below `folder`; remove the folder at the end."""
     root = folder / "root"
     root.mkdir(parents=True)
     try:
@@ -138,7 +140,7 @@ def entered(root: Path, *, own_network: bool = False) -> Iterator[Machine]:
 
 
 def archive(suite: str, packages: Sequence[str] = ()) -> Path:
-    """Return the archive of a minimal system with `packages`, made when it is missing."""
+    """Return a tar of a minimal Debian system with `packages`, which the first call makes."""
     name = hashlib.sha256(" ".join(sorted(packages)).encode()).hexdigest()[:12]
     path = toolchain.cache() / "debian" / f"{suite}-{name}.tar"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,20 +188,20 @@ def build_package(suite: str, out: Path) -> Path:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings from the environment, without PIP_FIND_LINKS: its folder does not exist
-    in the machine."""
+    """Return pip's settings from the environment, as far as they hold in the machine."""
     return {
         name: value
         for name, value in os.environ.items()
+        # The folder of PIP_FIND_LINKS does not exist in the machine.
         if name.startswith("PIP_") and name != "PIP_FIND_LINKS"
     }
 
 
 def _copy(source: Path, target: Path) -> None:
-    """Copy a file, if it exists; a link at the target is replaced, because it may lead out of
-    the machine."""
+    """Copy a file, if it exists."""
     if source.is_file():
         target.parent.mkdir(parents=True, exist_ok=True)
+        # A link here may lead out of the machine.
         target.unlink(missing_ok=True)
         shutil.copy2(source, target)
 

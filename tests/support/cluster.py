@@ -1,10 +1,10 @@
 """A real Kubernetes on pyrunc servers: a control plane and one or more nodes with kubelet, in
 namespaces of this machine, with two registries on the first node.
 
-As a program (`make kube`): `python -m tests.support.cluster up|down FOLDER`, one node. Nodes have
-the addresses 198.18.77.1 and following, reached through a switch; docker.io and registry.k8s.io are
-mirrored by `hosts.toml` to the registry at 198.18.77.1:5002, and 127.0.0.1:5001 of the first node
-requires a password.
+`python -m tests.support.cluster up|down FOLDER` (`make kube`) starts or ends a cluster of one node.
+Nodes have the addresses 198.18.77.1 and following, reached through a switch. `hosts.toml` makes the
+registry at 198.18.77.1:5002 a mirror of docker.io and registry.k8s.io; the one at 127.0.0.1:5001 of
+the first node requires a password.
 """
 
 from __future__ import annotations
@@ -50,9 +50,8 @@ class Cluster(Kubectl):
 
     - `folder`: the folder of all files.
     - `nodes`: the number of nodes. A single node shares this machine's mounts.
-    - `kinds`: the class of each node instead of `nodes`, for nodes with other servers than
-      pyrunc's.
-    - `kubeconfig`: works outside the nodes, too.
+    - `kinds`: the class of each node, instead of `nodes`, if some have other servers than pyrunc.
+    - `kubeconfig`: reaches the API server from outside of the nodes, too.
     """
 
     def __init__(
@@ -86,8 +85,7 @@ class Cluster(Kubectl):
         `network`: the CNI configuration of the nodes.
 
         - None: a bridge with the pod CIDRs from kubelet
-        - empty: no network. The nodes cannot become Ready; this returns when only their network
-          is missing.
+        - empty: no network. The nodes do not become Ready, and this does not wait for them.
         """
         self.bin = toolchain.kubernetes()
         self._make_nodes()
@@ -135,7 +133,8 @@ class Cluster(Kubectl):
         self.start_kubelet(None, **changes)
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
-        """Wait for `condition()`; on a timeout the error shows the last output of all programs."""
+        """Wait for `condition()`. Raises RuntimeError with the last output of all programs after
+        `timeout_s`."""
         if wait_until(condition, timeout_s, 0.25):
             return
         programs = {**self.programs}
@@ -183,8 +182,8 @@ class Cluster(Kubectl):
 
 
 def main(arguments: list[str]) -> None:
-    """`up FOLDER` makes images and a cluster, and prints how to use it; `down FOLDER` removes
-    both."""
+    """Start a cluster and print how to use it (`up FOLDER`), or end it and remove its folder (`down
+    FOLDER`)."""
     if len(arguments) != 2 or arguments[0] not in ("up", "down"):
         sys.exit("usage: python -m tests.support.cluster up|down FOLDER")
     folder = Path(arguments[1]).absolute()

@@ -16,8 +16,8 @@ POD_RANGE, POD_RANGE6, SERVICE_RANGE = "10.244.0.0/16", "fd77:244::/48", "10.96.
 
 
 class ControlPlane:
-    """Runs the control plane's programs in the namespaces of `node`. `folder` holds their files;
-    `folder/kubeconfig` is for clients outside the node."""
+    """Runs the control plane's programs in the namespaces of `node`. `folder` has their files, and
+    `kubeconfig` for clients outside the node."""
 
     def __init__(self, folder: Path, node: Node) -> None:
         self.folder, self._node, self.pki = folder, node, folder / "pki"
@@ -25,11 +25,11 @@ class ControlPlane:
         self.programs = {name: Program(name, folder / "log") for name in PROGRAMS}
 
     def node_kubeconfig(self, node: Node) -> Path:
-        """Return the kubeconfig of kubelet and other programs of a node."""
+        """Return the path of the kubeconfig for kubelet and other programs of a node."""
         return self.folder / f"{node.host}.kubeconfig"
 
     def make_certificates(self, nodes: Sequence[Node]) -> None:
-        """Make one CA; certificates for the API server, the administrator and each node;
+        """Make a CA, certificates for the API server, the administrator and each node, and
         kubeconfigs."""
         authority = Authority(self.pki)
         authority.make()
@@ -40,7 +40,7 @@ class ControlPlane:
             authority.write_kubeconfig(self.node_kubeconfig(node), node.host, f"{NODE_IP}:6443")
 
     def start_storage(self, programs: Path) -> None:
-        """Start etcd and the API server, which does not answer at once."""
+        """Start etcd and the API server, without waiting until they answer."""
         pki, folder = self.pki, self.folder
         etcd, peer = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
         self._start(
@@ -135,7 +135,7 @@ class ControlPlane:
         self._start(programs / "kube-scheduler", "--kubeconfig", own, "--leader-elect=false")
 
     def stop(self) -> None:
-        """End the programs, those that started last first."""
+        """End the programs in the reverse order of their start."""
         for name in reversed(PROGRAMS):
             self.programs[name].stop()
 

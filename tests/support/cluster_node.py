@@ -1,6 +1,6 @@
-"""One node of a cluster: a network namespace with an uplink, in which our server and kubelet run.
-Where several nodes share the machine, each also has a mount namespace, in which the folders of the
-others are empty.
+"""One node of a cluster: a network namespace with an uplink, in which pyrunc's server and kubelet
+run. If several nodes share the machine, each also has a mount namespace, in which the folders of
+the others are empty.
 
 Nodes are plugged into a `Switch`, a namespace with a bridge. The machine itself is plugged in as
 well, so that tests reach nodes by their addresses.
@@ -31,9 +31,10 @@ DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")  # kubelet has no optio
 
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:
-    """Return the network of a single node: a bridge that no other node reaches. Without `subnets`
-    the bridge gets kubelet's pod CIDRs. The default is IPv4 only, as for the other servers in
-    benchmarks."""
+    """Return the CNI configuration of a single node: a bridge with `subnets`, or with kubelet's pod
+    CIDRs if there are none."""
+    # Other nodes do not reach this bridge. Its default is IPv4 only, as for the other servers in
+    # benchmarks.
     ranges = [[{"subnet": subnet}] for subnet in subnets]
     ipam = {"type": "host-local", "dataDir": str(leases), **({"ranges": ranges} if ranges else {})}
     bridge = {
@@ -56,23 +57,24 @@ class Switch:
         self.name, self._outside = f"{name}-switch", f"{name[:12]}-up"
 
     def make(self) -> None:
-        """Make the namespace, and a veth pair that connects this machine to its bridge; the inner
-        end is up before any node is connected."""
+        """Make the namespace, and a veth pair that connects this machine to its bridge."""
         _run("ip netns add", self.name)
         _run("ip -n", self.name, "link add nodes type bridge")
         _run("ip -n", self.name, "link set nodes up")
         _run("ip link add", self._outside, "type veth peer name outside netns", self.name)
+        # This end is up before any node is connected.
         self._connect("outside")
         _run(f"ip addr add {OUTSIDE_IP}/24 dev", self._outside)
         _run("ip link set", self._outside, "up")
 
     def remove(self) -> None:
-        """Undo `make`; all network devices end with the namespace."""
+        """Remove the namespace with all its network devices."""
         subprocess.run(["ip", "link", "del", self._outside], check=False, capture_output=True)
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
 
     def plug(self, namespace: str, port: str, address: str, address6: str) -> None:
-        """Give `namespace` an `uplink` with its addresses and a default route."""
+        """Connect `namespace` to the bridge by a device `uplink` with its addresses and a default
+        route."""
         _run("ip -n", self.name, "link add", port, "type veth peer name uplink netns", namespace)
         self._connect(port)
         _run("ip -n", namespace, f"addr add {address}/24 dev uplink")
@@ -91,15 +93,15 @@ class Node:
     - `number`: 1 for the first node.
     - `name`: the name of the node's network namespace.
     - `host`: the node's name in Kubernetes.
-    - `missing_controllers`: the server's setting of this name. A missing controller is a warning on
-      a hybrid host, whose v2 tree has no controllers, and an error in a guest.
+    - `missing_controllers`: the server's setting of this name.
     - `pods_group`: the cgroup of pods for which kubelet names no cgroup, removed when the node is
       stopped; "": the server's default.
-    - `own_network`: use folders of CNI that belong to the node; otherwise those in the server's
-      configuration.
+    - `own_network`: whether the node has its own folders of CNI; otherwise the server's
+      configuration names them.
     """
 
     cgroup_driver = "cgroupfs"
+    # A hybrid host's v2 tree has no controllers. In a guest a missing one is an error.
     missing_controllers = "warn"
     pods_group = ""
     own_network = True
@@ -115,10 +117,10 @@ class Node:
         self.switch: Switch | None = None
 
     def inside(self, *command: str) -> list[str]:
-        """Return the command line that runs `command` in the node's namespaces. nsenter keeps /sys
-        as it is; `ip netns exec` would not."""
+        """Return the command line that runs `command` in the node's namespaces."""
         pid = self.mounts.pid
         own = [f"--mount=/proc/{pid}/ns/mnt"] if pid else []
+        # nsenter keeps /sys as it is; `ip netns exec` would not.
         return ["nsenter", f"--net=/run/netns/{self.name}", *own, *command]
 
     def output(self, command: str) -> str:
@@ -130,8 +132,8 @@ class Node:
     # ---- namespaces
 
     def make_network(self, switch: Switch | None = None) -> None:
-        """Make the namespace with loopback, and connect it to `switch`; without a switch the node
-        is alone in a network."""
+        """Make the node's network namespace, and connect it to `switch`, or to a new switch without
+        other nodes."""
         if switch is None:
             self.switch = switch = Switch(self.name)
             switch.make()
@@ -140,17 +142,13 @@ class Node:
         switch.plug(self.name, self.host, self.address, self.address6)
 
     def remove_network(self) -> None:
-        """Undo `make_network`; the network devices end with the namespaces."""
+        """Remove the network namespace, and the switch if `make_network` made it."""
         subprocess.run(["ip", "netns", "del", self.name], check=False, capture_output=True)
         if self.switch is not None:
             self.switch.remove()
 
     def make_mounts(self, hidden: Iterable[Path]) -> None:
-        """Make a private mount namespace for the node, with nothing in the folders `hidden`.
-
-        Each node has its own folder of device plugins. If two kubelets that start at once shared
-        it, the second one would find the first one's socket there and exit.
-        """
+        """Make a private mount namespace for the node, in which the folders `hidden` are empty."""
         self.folder.mkdir(parents=True, exist_ok=True)
         DEVICE_PLUGINS.mkdir(parents=True, exist_ok=True)
         hide = [f"mount -t tmpfs -o ro,size=4k hidden {shlex.quote(str(path))}" for path in hidden]
@@ -158,6 +156,8 @@ class Node:
             [
                 "mount --make-rshared /",
                 *hide,
+                # Each node has its own folder of device plugins. Of two kubelets that start at once
+                # and share it, the second would find the socket of the first and exit.
                 f"mount -t tmpfs -o size=1m,mode=755 device-plugins {DEVICE_PLUGINS}",
                 f"echo > {self.folder}/mounted",
                 "exec sleep infinity",
@@ -171,8 +171,8 @@ class Node:
     # ---- server
 
     def write_configuration(self, network: Mapping[str, Any] | None = None) -> None:
-        """Write CNI's configuration (an empty `network`: none yet), the registries' and the
-        server's."""
+        """Write the configurations of CNI (none if `network` is empty), the registries and the
+        server."""
         self.write_network(bridge_network(self.folder / "leases") if network is None else network)
         for host, mirror in (
             ("docker.io", REGISTRY),
@@ -204,9 +204,8 @@ class Node:
     def launch_server(
         self, boot_id: str = "", environment: Mapping[str, str] | None = None
     ) -> None:
-        """Start `pyrunc-cri serve` without waiting. With `boot_id` the server believes that the
-        machine has booted again: it runs in a mount namespace in which the kernel's file has this
-        boot id. `environment` is added to the test's environment."""
+        """Start `pyrunc-cri serve` without waiting. With `boot_id` the server sees this boot id, as
+        after a reboot. `environment` is added to the test's environment."""
         command = [
             *installed("pyrunc-cri"),
             "serve",
@@ -233,6 +232,7 @@ class Node:
         ]
         if boot_id:
             (self.folder / "boot_id").write_text(boot_id + "\n")
+            # In the server's mount namespace this file covers the kernel's.
             bind = (
                 f'mount --bind "{self.folder}/boot_id" /proc/sys/kernel/random/boot_id && exec "$@"'
             )
@@ -240,7 +240,7 @@ class Node:
         self.server.start(self.inside(*command), environment=environment)
 
     def start_server(self, boot_id: str = "", environment: Mapping[str, str] | None = None) -> None:
-        """Start the server like `launch_server`; returns when it answers."""
+        """Start the server like `launch_server`; return when it answers."""
         self.launch_server(boot_id, environment)
         # minutes, in an emulated guest
         answered = wait_until(lambda: not self.server.pid or self.answers(), 180)
@@ -248,7 +248,7 @@ class Node:
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 
     def stop_server(self) -> None:
-        """End the server and its keeper, which outlives servers."""
+        """End the server and its keeper, a process that continues when a server ends."""
         self.server.stop()
         end_keeper(self.folder / "state")
 
@@ -279,7 +279,7 @@ class Node:
         subprocess.run(command, check=True, capture_output=True)
 
     def kill_everything(self) -> None:
-        """Kill keeper, shims and all processes of containers, as a reboot does."""
+        """Kill server, keeper, shims and all processes of containers, as a reboot does."""
         self.server.stop(signal.SIGKILL)
         end_keeper(self.folder / "state", signal.SIGKILL)
         for record in (self.folder / "state" / "sandboxes").glob("*/shim.json"):
@@ -306,7 +306,7 @@ class Node:
     # ---- kubelet
 
     def start_kubelet(self, program: Path, pki: Path, kubeconfig: Path, **changes: object) -> None:
-        """Start kubelet with the server's socket and `changes` to its configuration."""
+        """Start kubelet on the server's socket, with `changes` to kubelet's configuration."""
         configuration = {**self._kubelet_configuration(pki), **changes}
         (self.folder / "manifests").mkdir(exist_ok=True)
         (self.folder / "kubelet.yaml").write_text(json.dumps(configuration))
@@ -331,19 +331,18 @@ class Node:
         )
 
     def _kubelet_configuration(self, pki: Path) -> dict[str, object]:
-        """Return the kubelet's configuration. cgroupsPerQOS is off, because it needs controllers in
-        the v2 tree, which a hybrid host keeps on v1. Each node has its own folder of logs, because
-        a kubelet removes the logs of pods that it does not know."""
         return {
             "kind": "KubeletConfiguration",
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "failSwapOn": False,
             "failCgroupV1": False,
+            # This would need controllers in the v2 tree, which a hybrid host keeps on v1.
             "cgroupsPerQOS": False,
             "enforceNodeAllocatable": [],
             "cgroupDriver": "cgroupfs",
             "address": "0.0.0.0",
             "staticPodPath": f"{self.folder}/manifests",
+            # A kubelet removes the logs of pods that it does not know.
             "podLogsDir": f"{self.folder}/pod-logs",
             "authentication": {
                 "anonymous": {"enabled": False},
@@ -383,9 +382,9 @@ class Node:
         self.remove_network()
 
     def _remove_pods_group(self) -> None:
-        """Remove the parent cgroup of all pods, which the server leaves. If it is not empty it
-        stays, and the ledger reports it."""
+        """Remove the parent cgroup of all pods, which the server leaves."""
         if self.pods_group:
+            # If it is not empty it stays, and the ledger reports it.
             with contextlib.suppress(OSError):
                 os.rmdir(ledger.cgroup_root() + self.pods_group)
 

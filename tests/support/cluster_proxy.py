@@ -1,4 +1,4 @@
-"""kube-proxy on a cluster's nodes, with nftables: it implements the addresses of Services."""
+"""Runs kube-proxy, which implements the addresses of Services by nftables, on a cluster's nodes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.support.processes import Program
 
 
 class Proxies:
-    """A kube-proxy for each node. Its rules end with the node's network namespace."""
+    """A kube-proxy for each node. The rules end with the node's network namespace."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster, self._program = cluster, toolchain.kube_proxy()
@@ -21,8 +21,7 @@ class Proxies:
         }
 
     def start(self) -> None:
-        """Start the kube-proxies in the nodes' namespaces; conntrack's limits belong to the machine
-        and stay unchanged."""
+        """Start a kube-proxy in each node's namespaces."""
         for node in self.cluster.nodes:
             self._running[node.host].start(
                 node.inside(
@@ -35,6 +34,7 @@ class Proxies:
                     node.host,
                     "--cluster-cidr",
                     POD_RANGE,
+                    # 0: conntrack's limits, which belong to the machine, stay unchanged
                     "--conntrack-max-per-core",
                     "0",
                 )

@@ -1,5 +1,5 @@
-"""containerd on a guest that is to become a node by kubeadm: its unit, runc and the reference CNI
-plugins, as its packages have them."""
+"""Installs containerd, its unit, runc and the reference CNI plugins, as packages would, on a guest
+that becomes a node by kubeadm."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ systemctl enable --now containerd
 
 
 def install(guest: Guest, folder: Path) -> None:
-    """Install and start containerd on a guest with the disk `containerd`; `folder` is for the image
-    of its sandboxes."""
+    """Install and start containerd on a guest with the disk `containerd`; `folder` gets the archive
+    of the sandbox image."""
     guest.ssh(INSTALL)
     guest.ssh("ctr -n k8s.io images import --local -", stdin=pause_archive(folder).read_bytes())

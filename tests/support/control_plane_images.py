@@ -1,5 +1,5 @@
 """Makes the images that `kubeadm init` needs on its node, from the programs that the toolchain
-builds. They have the names that this kubeadm asks for and no bytes of the originals."""
+builds. They have the names that this kubeadm demands, and no content of the original images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A CRI client for tests: both services on one channel."""
+"""A CRI client for tests: RuntimeService and ImageService on one channel."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.support.processes import wait_until
 
 
 class Client:
-    """`runtime` and `image` are the generated stubs."""
+    """A connection to a CRI server; `runtime` and `image` are the stubs of its services."""
 
     def __init__(self, socket: Path | str) -> None:
         from cri_server.api import api_pb2_grpc
@@ -34,7 +34,7 @@ class Client:
 
 
 def connect(socket: Path | str) -> Client:
-    """Connect to a server's unix socket."""
+    """Return a client of the server at this unix socket."""
     return Client(socket)
 
 

@@ -1,4 +1,4 @@
-"""CRI-O, the second peer: built from its Go module, with Debian 13's crun and conmon."""
+"""Builds CRI-O, the second peer, from its Go module; crun and conmon are those of Debian 13."""
 
 from __future__ import annotations
 
@@ -38,14 +38,12 @@ def peer() -> Path:
 
 
 def _build(out: Path) -> None:
-    """Compile CRI-O and its C program pinns, which pins namespaces.
-
-    Both are built in a copy of CRI-O's module, so that the module's own go.sum counts: it has
-    checksums of modules that the checksum database does not serve.
-    """
+    """Compile CRI-O and its C program pinns, which pins namespaces."""
     source = toolchain.cache() / "src" / f"crio-{VERSION}"
     source.mkdir(parents=True, exist_ok=True)
     answer = toolchain.run_go(source.parent, "mod", "download", "-json", f"{MODULE}@{VERSION}")
+    # In a copy of the module its own go.sum counts. It has checksums of modules that the checksum
+    # database does not serve.
     shutil.copytree(
         json.loads(answer)["Dir"], source, dirs_exist_ok=True, copy_function=shutil.copyfile
     )
@@ -56,11 +54,7 @@ def _build(out: Path) -> None:
 
 def _unpack(out: Path) -> None:
     """Put crun and conmon into `out` with the loader and libraries of the Debian release that they
-    come from.
-
-    Each executable gets the loader's path as its interpreter, so that /proc/self/exe is crun itself
-    and not the loader.
-    """
+    come from."""
     system = out / "debian"
     system.mkdir(exist_ok=True)
     layer = debian.unpacked("crun,conmon,patchelf", SUITE)
@@ -72,6 +66,7 @@ def _unpack(out: Path) -> None:
         unpacked = out / f"{name}.new"
         unpacked.write_bytes((system / "usr/bin" / name).read_bytes())
         unpacked.chmod(0o755)
+        # With the loader as interpreter, /proc/self/exe is crun itself and not the loader.
         change = ["--set-interpreter", str(loader), "--force-rpath", "--set-rpath", libraries]
         subprocess.run([*patchelf, *change, str(unpacked)], check=True)
         unpacked.rename(out / name)

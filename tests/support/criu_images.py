@@ -1,4 +1,4 @@
-"""Makes CRIU's image of open files."""
+"""Makes `files.img`, CRIU's image of open files."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from pyrunc.checkpoint.file_images import COMMON_MAGIC, FILES_MAGIC
 
 
 def entry(content: bytes) -> bytes:
-    """Return a message of CRIU's image with its length before it."""
+    """Return a message of a CRIU image after its length."""
     return pack("<I", len(content)) + content
 
 
 def files(modes: Mapping[str, int | None] | None = None) -> bytes:
-    """Return `files.img` with a regular entry for each path; st_mode is left out where it is
-    None."""
+    """Return `files.img` with a regular file for each path; where a mode is None, the entry has no
+    st_mode."""
     content = pack("<II", COMMON_MAGIC, FILES_MAGIC)
     for number, (path, mode) in enumerate((modes or {}).items(), 1):
         fields = [] if mode is None else [(10, mode)]

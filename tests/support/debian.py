@@ -1,4 +1,4 @@
-"""Takes from this machine's Debian: packages unpacked into an image's layers, and sources of
+"""Downloads from Debian's mirrors: packages, which are unpacked into image layers, and sources of
 packages."""
 
 from __future__ import annotations
@@ -16,26 +16,27 @@ MERGED = ("bin", "lib", "lib64", "sbin")
 
 
 def suite() -> str:
-    """Return this machine's suite, such as `bookworm`."""
+    """Return this machine's Debian release, such as `bookworm`."""
     lines = Path("/etc/os-release").read_text().splitlines()
     return dict(line.split("=", 1) for line in lines if "=" in line)["VERSION_CODENAME"]
 
 
 def unpacked(packages: str, release: str = "") -> bytes:
-    """Return a layer with the files of `packages` (separated by commas) and of their dependencies.
-    The packages are unpacked but not configured, because their scripts need a whole system.
+    """Return a layer with the files of `packages` (separated by commas) and of their dependencies,
+    unpacked but not configured.
 
     `release`: the packages' Debian release; "": this machine's.
     """
     with tempfile.NamedTemporaryFile(suffix=".tar") as out:
+        # To configure packages, their scripts would need a whole system.
         command = ["mmdebstrap", "--quiet", "--variant=extract", f"--include={packages}"]
         subprocess.run([*command, release or suite(), out.name], check=True, capture_output=True)
         return Path(out.name).read_bytes()
 
 
 def links_of_a_system(layer: bytes) -> build.Files:
-    """Return the links that `unpacked` lacks: merged folders such as /lib64, through which programs
-    find their loader."""
+    """Return the links of merged folders, such as /lib64, through which programs find their loader;
+    empty if the layer has them."""
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         names = archive.getnames()
     tops = {name.removeprefix("./").split("/")[0] for name in names}

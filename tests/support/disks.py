@@ -15,7 +15,7 @@ def make_ext4(path: Path, *options: str, size_bytes: int = 64 << 20) -> Path:
 
 
 def snapshot(image: Path, copy: Path) -> Path:
-    """Copy the data that the disk has received, as a power cut would leave it: data that waits in
-    the page cache is missing."""
+    """Copy a mounted image file as a power cut would leave it: without the data that waits in the
+    page cache."""
     subprocess.run(["cp", "--sparse=always", image, copy], check=True)
     return copy

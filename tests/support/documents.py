@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def blocks(page: str, heading: str) -> list[str]:
-    """Return the `sh` blocks of docs/`page` from `heading` to the next heading of any level.
+    """Return the blocks of shell commands in docs/`page` from `heading` to the next heading.
 
     Raises KeyError when the page has no such heading.
     """
@@ -22,9 +22,10 @@ def blocks(page: str, heading: str) -> list[str]:
 
 
 def filled(block: str, **words: str) -> str:
-    """Return the block with each of the capital `words` replaced.
+    """Return the block of shell commands with each placeholder, such as NODE, replaced; `words`
+    maps placeholders to values.
 
-    Raises ValueError when the block lacks one of them, or has another capital word.
+    Raises ValueError when the block lacks one of them, or has another placeholder.
     """
     for name, value in words.items():
         if not re.search(rf"\b{name}\b", block):

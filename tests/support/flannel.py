@@ -2,7 +2,7 @@
 nodes.
 
 `python -m tests.support.flannel` builds it and prints its folder. Its CNI plugin delegates to
-`bridge` and `host-local`, which are ours. The plugin comes from the last containernetworking
+pyrunc's `bridge` and `host-local`. The plugin comes from the last containernetworking
 release that had it, because flannel's own module is not on the module proxy.
 """
 
@@ -40,15 +40,15 @@ def programs() -> Path:
 
 
 def _build_daemon(out: Path) -> None:
-    """Build flanneld, which `go build` calls `flannel`. The build needs a C compiler: one of
-    flannel's backends is C."""
     module = "github.com/flannel-io/flannel"
     requirements = (
         f"{module}@{FLANNEL}"
         f" github.com/tencentcloud/tencentcloud-sdk-go/tencentcloud/common@{_TENCENT}"
     )
     program = out / "daemon"
+    # cgo: one of flannel's backends is C.
     toolchain.build_module("flannel", requirements, [module], program, cgo=True)
+    # `go build` calls flanneld `flannel`.
     (program / "flannel").rename(out / "flanneld")
     program.rmdir()
 
@@ -78,8 +78,8 @@ def pod_network(folder: Path) -> dict[str, Any]:
 
 
 class Flannel:
-    """flannel with one backend (`vxlan` or `host-gw`) and both families on all nodes of a cluster,
-    as its DaemonSet would run it.
+    """flannel with one backend (`vxlan` or `host-gw`) for IPv4 and IPv6 on all nodes of a
+    cluster, as its DaemonSet would run it.
     """
 
     def __init__(self, cluster: Cluster, backend: str) -> None:
@@ -90,18 +90,18 @@ class Flannel:
         cluster.programs |= {f"{host}: flanneld": daemon for host, daemon in self.daemons.items()}
 
     def install(self, node: Node) -> None:
-        """Write the plugin's executable and the daemon's configuration. The plugin finds pyrunc's
-        plugins where the server has installed them."""
+        """Write the plugin's executable and the daemon's configuration."""
         executables, own = node.folder / "cni-bin", node.folder / "flannel"
         for folder in (executables, own):
             folder.mkdir(parents=True)
+        # The plugin finds pyrunc's plugins where the server has installed them.
         shutil.copy(self._programs / "flannel", executables)
         settings = {**daemon_settings(self.backend), "IPv6Network": POD_RANGE6, "EnableIPv6": True}
         (own / "net-conf.json").write_text(json.dumps(settings))
 
     def start(self) -> None:
-        """Start the daemons, which need their nodes' pod CIDRs, then write the nodes' CNI
-        configuration, which makes them Ready."""
+        """Start the daemons when their nodes have pod CIDRs, write the nodes' CNI configuration,
+        and wait until the nodes are Ready."""
         for node in self.cluster.nodes:
             has_range = functools.partial(self.cluster.pod_range, node)
             self.cluster.wait_for(f"{node.host}'s range", has_range, 60)

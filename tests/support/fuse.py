@@ -1,5 +1,5 @@
-"""Mounts a FUSE file system that a thread of the test serves: a folder with one file. It can stop
-answering, like an NFS server that is gone, and counts its requests. Source: Linux,
+"""Mounts a FUSE file system with one file, which a thread of the test serves. It counts its
+requests, and can stop answering like an NFS server that is gone. Source: Linux,
 include/uapi/linux/fuse.h."""
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ MNT_DETACH = 2
 
 
 class Volume:
-    """A FUSE volume at `path` during the block. It has no cache, so each lookup is a request."""
+    """A FUSE volume at `path` during the `with` block. It has no cache, so each lookup is a
+    request."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -58,7 +59,7 @@ class Volume:
         self.path.rmdir()
 
     def hang(self, after_looks: int = 0) -> None:
-        """Stop answering, except for a number of lookups."""
+        """Stop answering after `after_looks` more lookups."""
         with self._lock:
             self._looks_left = after_looks
             self.requests.clear()

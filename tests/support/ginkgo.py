@@ -69,8 +69,8 @@ def name(spec: Mapping[str, Any]) -> str:
 
 
 def selected(reported: Sequence[Spec]) -> list[Spec]:
-    """Return the specs that focus and skip expressions selected; some of them skip themselves, with
-    a message."""
+    """Return the specs that focus and skip expressions selected."""
+    # A spec that skips itself has a message.
     return [s for s in reported if s["State"] != "skipped" or s.get("Failure", {}).get("Message")]
 
 

@@ -29,15 +29,15 @@ def own_group(name: str) -> Iterator[Path]:
 
 
 def below(root: Path, part: str) -> list[Path]:
-    """Return the groups below `root` with `part` in their name. `Path.rglob` would fail if a group
-    is removed meanwhile."""
+    """Return the cgroups below `root` with `part` in their names."""
+    # `Path.rglob` would fail if a cgroup is removed meanwhile.
     return [
         Path(folder, name) for folder, names, _ in os.walk(root) for name in names if part in name
     ]
 
 
 def _remove(group: Path) -> None:
-    """Remove a group, waiting for a process that was killed last."""
+    """Remove a cgroup and those below, and wait for processes that have been killed."""
     deadline = time.monotonic() + REMOVE_TIMEOUT_S
     while group.exists():
         try:

@@ -117,7 +117,7 @@ def dependencies() -> list[str]:
 @dataclass(frozen=True)
 class Architecture:
     """The processors of a guest: Debian's and Python's names for them, elf(5)'s number, QEMU's
-    machine and its accelerator."""
+    machine, console and accelerator."""
 
     debian: str
     python: str
@@ -178,8 +178,7 @@ EMULATED_ARM64 = Variant(architecture=ARM64)
 
 
 def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
-    """Return the cache folder of the disk; another list of packages or another recipe is another
-    disk."""
+    """Return the cache folder of the disk, whose name depends on the disk's packages and recipe."""
     packages = variant.all_packages(variant.architecture)
     steps = "5" if variant.architecture.is_native else "5, unpacked over the native one"
     recipe = "\n".join([*packages, *dependencies(), *INITRD_MODULES, INIT, steps])
@@ -187,22 +186,22 @@ def disk_folder(suite: str, variant: Variant = PLAIN) -> Path:
 
 
 def build_bookworm() -> Path:
-    """Return the disk with Debian 12."""
+    """Return the folder of the disk with Debian 12."""
     return build("bookworm")
 
 
 def build_selinux() -> Path:
-    """Return the disk with SELinux' policy."""
+    """Return the folder of the disk with SELinux' policy."""
     return build(variant=SELINUX)
 
 
 def build_arm64() -> Path:
-    """Return the disk of arm64."""
+    """Return the folder of the disk for arm64."""
     return build(variant=EMULATED_ARM64)
 
 
 def build(suite: str = "trixie", variant: Variant = PLAIN) -> Path:
-    """Make disk, kernel and initrd, unless they are there. Returns their folder."""
+    """Make the guest's disk, kernel and initrd unless they exist; return their folder."""
     folder = disk_folder(suite, variant)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with open(
@@ -233,9 +232,9 @@ def _build(folder: Path, suite: str, variant: Variant) -> None:
 
 
 def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
-    """Make the system with this machine's architecture, so that the packages' scripts run at its
-    speed."""
+    """Make the guest's system with this machine's architecture."""
     packages = ",".join(variant.all_packages(AMD64))
+    # So the packages' scripts run at this machine's speed.
     _run(
         "mmdebstrap",
         "--quiet",
@@ -285,8 +284,8 @@ def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Pat
 
 
 def _is_of(path: Path, architecture: Architecture) -> bool:
-    """Return whether the file, not a link to it, is a program for that architecture: e_machine of
-    elf(5)."""
+    """Return whether the file is a program for that architecture (e_machine of elf(5)); False for a
+    link."""
     if path.is_symlink() or not path.is_file():
         return False
     with path.open("rb") as file:
@@ -295,8 +294,7 @@ def _is_of(path: Path, architecture: Architecture) -> bool:
 
 
 def _install_dependencies(root: Path, architecture: Architecture) -> None:
-    """Install the dependencies for the guest's interpreter with this machine's pip: an emulated pip
-    would need minutes."""
+    """Install the project's dependencies for the guest's interpreter, with this machine's pip."""
     python = next((root / "usr/lib").glob("python3.*"))
     version = python.name.removeprefix("python")
     _run("chroot", str(root), "python3", "-m", "venv", "/opt/venv")
@@ -304,6 +302,7 @@ def _install_dependencies(root: Path, architecture: Architecture) -> None:
     with tempfile.TemporaryDirectory() as folder:
         wheels = Path(folder)
         download_wheels(wheels, version, dependencies(), architecture)
+        # An emulated pip would need minutes.
         pip = [
             sys.executable,
             "-m",
@@ -420,8 +419,8 @@ def _disk(root: Path, work: Path) -> None:
 
 @dataclass(frozen=True)
 class Link:
-    """Connects the second network cards (eth1) of two guests: each sends to the other's socket, so
-    the guests can start in any order."""
+    """A cable between the second network cards (eth1) of two guests, each with a unix socket: `own`
+    and `other`."""
 
     own: Path
     other: Path
@@ -429,6 +428,7 @@ class Link:
 
     def options(self) -> list[str]:
         """Return QEMU's options for the second network card."""
+        # Without a connection, the guests can start in any order.
         ends = f"local.type=unix,local.path={self.own},remote.type=unix,remote.path={self.other}"
         return [
             "-netdev",
@@ -439,7 +439,7 @@ class Link:
 
 
 class Guest:
-    """A boot of the guest's disk. Use as a context manager, or call `start` and `stop`."""
+    """A guest that boots from its disk. Use as a context manager, or call `start` and `stop`."""
 
     def __init__(
         self,
@@ -491,8 +491,8 @@ class Guest:
             )
 
     def _connect(self) -> bool:
-        """Open the one connection for all commands, because each new one takes emulated processors
-        some seconds. It ends with the guest."""
+        """Open the ssh connection that all commands use; return whether this succeeded."""
+        # Each new connection takes emulated processors some seconds. This one ends with the guest.
         command = [*self._ssh_command(), "-f", "-N", "-M"]
         return (
             subprocess.run(
@@ -591,7 +591,8 @@ class Guest:
         ]
 
     def push_project(self) -> None:
-        """Copy the checkout as it is now, with what `make build` made, to /root/project."""
+        """Copy the checkout, with uncommitted changes and what `make build` made, to
+        /root/project."""
         buffer = io.BytesIO()
         listing = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
@@ -609,7 +610,7 @@ class Guest:
         self.ssh("mkdir -p /root/project && tar xzf - -C /root/project", stdin=buffer.getvalue())
 
     def stop(self) -> None:
-        """Power off and discard the snapshot."""
+        """Power off the guest and discard its changes of the disk."""
         if self.program.pid:
             # the machine may be busy; the kill below needs no answer
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -694,7 +695,7 @@ def _run(*command: str) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Carry out the commands of the module's docstring."""
+    """Build, start or stop a guest, or run a command in it."""
     verb = arguments[0] if arguments else ""
     suite, port = os.environ.get("GUEST_SUITE", "trixie"), int(os.environ.get("GUEST_PORT", "2222"))
     variant = EMULATED_ARM64 if os.environ.get("GUEST_ARCHITECTURE") == "arm64" else PLAIN

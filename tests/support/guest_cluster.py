@@ -1,8 +1,8 @@
 """Two guests as one cluster: a cable between them, the control plane on the first, and real flannel
 with VXLAN as the pods' network.
 
-It has the interface of `cluster.Cluster` with `flannel.Flannel`, so that the same checks run
-against it: nodes whose `output` runs a command there, kubectl from this side, the nodes' ranges.
+The classes have the interfaces of `cluster.Cluster` and `flannel.Flannel`, so that the same checks
+run on both kinds of cluster.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Unit:
 
 
 class GuestNode:
-    """Node `number`, 1 or 2. `folder` is a path in the guest."""
+    """A guest as node 1 or 2 of the cluster. `folder` is a path in the guest."""
 
     folder = FOLDER
 
@@ -67,7 +67,7 @@ class GuestNode:
         return self.guest.ssh(command).stdout.decode()
 
     def run(self, command: str, text: str) -> None:
-        """Run a command that reads `text`."""
+        """Run a command in the guest with `text` as its input."""
         self.guest.ssh(command, stdin=text.encode())
 
     def has(self, name: str) -> bool:
@@ -81,7 +81,7 @@ class GuestNode:
         self.output(f"ip addr add {self.address}/24 dev eth1 && ip link set eth1 up")
 
     def provision(self, authority: Path) -> None:
-        """Make the guest a node without a network for pods."""
+        """Make the guest a node of the cluster, without a network for pods."""
         settings = {"NODE": self.host, "NODE_ADDRESS": self.address, "POD_NETWORK": "none"}
         if self.number > 1:
             settings["API_SERVER"] = ADDRESSES[0]
@@ -105,13 +105,13 @@ class GuestCluster(Kubectl):
         self.node = self.nodes[0]
 
     def up(self) -> None:
-        """Boot both guests and make them nodes, in parallel: each guest occupies one processor
-        here."""
+        """Boot both guests and make them nodes."""
         images.busybox()  # built before both guests need it
         authority = Authority(self.folder)
         authority.make()
         authority.sign("admin", "/O=system:masters/CN=admin")
         authority.write_kubeconfig(self.kubeconfig, "admin", f"127.0.0.1:{self._port}")
+        # In parallel: each guest occupies one processor here.
         self._on_each(lambda node: node.boot())
         self._on_each(lambda node: node.provision(self.folder))
 
@@ -138,7 +138,7 @@ class GuestCluster(Kubectl):
 
 
 class GuestFlannel:
-    """flannel on both nodes, as a unit of systemd."""
+    """flannel on the nodes of a GuestCluster, as a systemd unit."""
 
     backend = "vxlan"
 
@@ -146,8 +146,8 @@ class GuestFlannel:
         self.cluster = cluster
 
     def start(self) -> None:
-        """Start the daemons, which need their nodes' pod CIDRs, then write the nodes' CNI
-        configuration, which makes them Ready."""
+        """Start the daemons when their nodes have pod CIDRs, write the nodes' CNI configuration,
+        and wait until the nodes are Ready."""
         for node in self.cluster.nodes:
             has_range = functools.partial(self.cluster.pod_range, node)
             self._wait(f"{node.host}'s range", has_range)

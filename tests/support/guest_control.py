@@ -1,6 +1,6 @@
-"""Runs a control plane on this side for a node in a guest: at this machine's speed, on another
-processor than the guest's. Its programs are started as in `vagrant/units`, with paths, addresses
-and ports of this side."""
+"""Runs a control plane on the host for a node in a guest: at the host's speed, on another processor
+than the guest's. Its programs are started as in `vagrant/units`, with paths, addresses and ports of
+the host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class GuestControlPlane:
     ) -> None:
         """Take the settings.
 
-        - `joining`: nodes are added by `kubeadm join`, so the test has no certificates for them.
+        - `joining`: nodes are added by `kubeadm join`, with tokens, and get signed certificates.
         - `by_name`: the API server connects to kubelets by the names of their nodes, because only a
           guest has routes to the nodes' addresses.
         """
@@ -80,18 +80,18 @@ class GuestControlPlane:
             self._programs[name].start([*self._command(name), "--secure-port=0"])
 
     def stop(self) -> None:
-        """End the programs, those that started last first."""
+        """End the programs in the reverse order of their start."""
         for program in reversed(self._programs.values()):
             program.stop()
 
     def kubeconfig(self) -> Path:
-        """Return the path of the administrator's kubeconfig, for this side."""
+        """Return the path of the administrator's kubeconfig, for use on the host."""
         path = self.folder / "admin.conf"
         Authority(self.folder).write_kubeconfig(path, "admin", f"127.0.0.1:{self.port}")
         return path
 
     def _command(self, unit: str) -> list[str]:
-        """Return the command line of `unit`, with the paths, addresses and ports of this side."""
+        """Return the command line of `unit`, with the paths, addresses and ports of the host."""
         text = (UNITS / f"{unit}.service").read_text()
         match = re.search(r"^ExecStart=((?:.*\\\n)*.*)$", text, re.MULTILINE)
         assert match, unit

@@ -1,8 +1,7 @@
-"""Read-only disks for the guest: big files reach it at the speed of a disk, not of ssh under
-emulation.
+"""Makes read-only disks, by which big files reach a guest faster than by ssh under emulation.
 
-A disk is a named ext4 image in the cache folder, made by `mke2fs -d` without mounting anything.
-Files with the same paths, sizes and times of change make the same disk.
+A disk is a named ext4 image in the cache folder, made by `mke2fs -d` without mounting anything. It
+is made again only if paths, sizes or times of change of its files differ.
 """
 
 from __future__ import annotations

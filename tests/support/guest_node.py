@@ -1,6 +1,6 @@
-"""A Kubernetes node in the guest: the input of `vagrant/provision.sh` is made here, at this
-machine's speed, and pushed. Kubernetes comes on a read-only disk, the project as a wheel, images as
-archives."""
+"""Makes a guest a Kubernetes node by `vagrant/provision.sh`. The script's input is made on the
+host, at its speed, and copied: the project as a wheel, images as archives. Kubernetes comes on a
+read-only disk."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def push(guest: Guest, files: Mapping[str, list[Path]]) -> None:
 
 
 def wheel(folder: Path) -> Path:
-    """Return the project's wheel in `folder`, built from a copy, so that the checkout gets no build
-    folder."""
+    """Build the project's wheel in `folder`; return its path."""
     source = folder / "source"
+    # Built from a copy, so that the checkout gets no build folder.
     for package in PACKAGES:
         shutil.copytree(
             PROJECT / package, source / package, ignore=shutil.ignore_patterns("__pycache__")

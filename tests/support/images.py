@@ -1,4 +1,4 @@
-"""Makes images for tests as archives in the cache folder, and parts that they share."""
+"""Makes images for tests, and archives of images in the cache folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def made_once(name: str, recipe: str, make: Callable[[], Mapping[str, BuiltImage
 
 
 def pause(**config: object) -> BuiltImage:
-    """Return an image with our pause program."""
+    """Return an image with the project's pause program."""
     files = {"pause": LayerFile(PAUSE.read_bytes(), 0o755)}
     return build.image([build.layer(files)], {"Entrypoint": ["/pause"], **config})
 
 
 def of_program(program: Path, place: str, **config: object) -> BuiltImage:
-    """Return an image with one static program at `place`, and a folder for files that it writes."""
+    """Return an image with one static program at `place`, and a /tmp for files that it writes."""
     files = {place: LayerFile(program.read_bytes(), 0o755), "tmp": build.directory(0o1777)}
     return build.image([build.layer(files)], config)
 

@@ -1,8 +1,7 @@
-"""Builds k3s from its Go module into the cache: the program inside its release. It is server and
-agent, and kubectl if called by that name.
+"""Builds k3s, which is server, agent and kubectl in one program, from its Go module into the cache.
 
-`python -m tests.support.k3s` builds it and prints its folder. The release's other programs, such as
-its CNI plugins, are not in this module.
+`python -m tests.support.k3s` builds it and prints its folder. Other programs of a k3s release, such
+as CNI plugins, are not in this module.
 """
 
 from __future__ import annotations
@@ -38,9 +37,7 @@ def programs() -> Path:
 
 
 def _build(out: Path) -> None:
-    """Build k3s in the folder of its Go module, because `require` and `replace` in go.mod apply
-    only to the main module. Writes nothing to this folder. The build needs cgo: the storage of k3s,
-    sqlite, is C."""
+    """Build k3s in the folder of its Go module, without changes to this folder."""
     folder = toolchain.cache() / "src" / "k3s"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "go.mod").write_text("module k3sbuild\n")
@@ -49,6 +46,8 @@ def _build(out: Path) -> None:
     (folder / "go.mod").write_text(f"{(source / 'go.mod').read_text()}\nreplace {_REPLACED}\n")
     (folder / "go.sum").write_text((source / "go.sum").read_text())
     out.mkdir(parents=True, exist_ok=True)
+    # `require` and `replace` in go.mod apply only to the main module. cgo: the storage of k3s,
+    # sqlite, is C.
     flags = " ".join(["-s -w", *(f"-X {name}={VERSION}" for name in _VERSIONED)])
     toolchain.run_go(
         source,

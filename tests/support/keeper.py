@@ -1,4 +1,5 @@
-"""Ends the keeper of a folder, which outlives the server that started it."""
+"""Ends the keeper of a state folder, a process that continues when the server that started it
+ends."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from tests.support.processes import wait_until
 
 
 def keeper_pid(folder: Path) -> int:
-    """Return the pid of the folder's keeper; 0 when none lives."""
+    """Return the pid of the state folder's keeper; 0 when none runs."""
     try:
         pid = int((folder / LOCK).read_text())
         comm = Path(f"/proc/{pid}/comm").read_text()
@@ -22,7 +23,7 @@ def keeper_pid(folder: Path) -> int:
 
 
 def end_keeper(folder: Path, number: int = signal.SIGTERM) -> None:
-    """Signal the folder's keeper, if there is one, and wait for its end."""
+    """Signal the state folder's keeper, if there is one, and wait for its end."""
     pid = keeper_pid(folder)
     if pid:
         with contextlib.suppress(ProcessLookupError):
@@ -31,8 +32,7 @@ def end_keeper(folder: Path, number: int = signal.SIGTERM) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether the process has ended; it may still be a zombie of the process that inherited
-    it."""
+    """Return whether the process has ended, as a zombie or without a trace."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:

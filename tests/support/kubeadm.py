@@ -1,5 +1,5 @@
-"""A cluster for `kubeadm join`: the content of the API server after `kubeadm init`, and the
-packages of a machine that becomes a node."""
+"""Prepares a cluster for `kubeadm join`: phases of `kubeadm init` in the API server, and
+Kubernetes' packages on a guest that becomes a node."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def install_packages(guest: Guest) -> None:
 
 
 class Cluster:
-    """The control plane on this side, with its administrator's access."""
+    """A control plane on the host, used as its administrator."""
 
     def __init__(self, control: GuestControlPlane) -> None:
         self.folder = control.folder
@@ -78,8 +78,8 @@ class Cluster:
         }
 
     def run(self, script: str) -> str:
-        """Run a script on the control plane. Raises AssertionError with its output when it
-        fails."""
+        """Run a shell script with kubectl and kubeadm as the administrator. Raises AssertionError
+        with its output when it fails."""
         done = subprocess.run(
             ["sh", "-ec", script],
             env=self._environment,
@@ -93,8 +93,8 @@ class Cluster:
         return done.stdout
 
     def prepare(self) -> None:
-        """Run the phases of `kubeadm init` that nodes depend on. The cluster's address is the one
-        that guests reach."""
+        """Run the phases of `kubeadm init` that nodes depend on, with the address by which guests
+        reach the API server."""
         config = self.folder / "kubeadm.yaml"
         config.write_text(_documents())
         for phase in ("upload-config all", "bootstrap-token"):

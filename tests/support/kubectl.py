@@ -1,4 +1,4 @@
-"""Queries a cluster with kubectl from this side, wherever its nodes are."""
+"""Runs kubectl on the host, for clusters in namespaces and in guests."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from tests.support import toolchain
 
 
 class Hosted(Protocol):
-    """Anything with a node's name in the cluster."""
+    """A node; `host` is its name in Kubernetes."""
 
     host: str
 
 
 class Kubectl:
-    """A cluster whose API server `kubeconfig` reaches."""
+    """A cluster that kubectl reaches by the file `kubeconfig`."""
 
     kubeconfig: Path
     kubectl_timeout_s = 120.0
@@ -24,7 +24,7 @@ class Kubectl:
     def kubectl(
         self, *arguments: str, check: bool = True, timeout_s: float | None = None, **options: object
     ) -> subprocess.CompletedProcess[str]:
-        """Run kubectl; on failure the error shows what it printed."""
+        """Run kubectl. With `check`, raises AssertionError with its output when it fails."""
         command = [*self.kubectl_command(), *arguments]
         limit_s = timeout_s or self.kubectl_timeout_s
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, **options)  # type: ignore[call-overload]

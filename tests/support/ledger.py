@@ -108,21 +108,22 @@ def nothing_left(by: str, *, of_machine: bool = True) -> Iterator[None]:
 
 
 def descriptors() -> set[str]:
-    """Return the descriptors of this process as `number -> target`, without the one of this listing
-    and without the launcher's memfd, which is made once and stays open."""
+    """Return the descriptors of this process as `number -> target`."""
     targets = set()
     for number in _listing("/proc/self/fd"):
         try:
             target = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
             continue
+        # without the one of this listing, and the launcher's memfd, which is made once and stays
+        # open
         if not target.startswith(("/proc/", "/memfd:pyrunc:launcher")):
             targets.add(f"{number} -> {target}")
     return targets
 
 
 def children() -> dict[str, str]:
-    """Return living and dead children of this process, zombies included."""
+    """Return the children of this process, zombies included."""
     names: dict[str, str] = {}
     for task in _listing("/proc/self/task"):
         for pid in _children(f"/proc/self/task/{task}"):
@@ -132,12 +133,9 @@ def children() -> dict[str, str]:
 
 
 def own_processes(there: Processes) -> dict[str, str]:
-    """Return the other processes of this session, in any cgroup: those whose environment has the
-    session's mark, and their descendants.
-
-    The environment of a container's process is the image's, without the mark. Such a process is
-    recognized by its cgroup or its parents.
-    """
+    """Return the other processes of this session: those with its mark in their environment or
+    cgroup, and their descendants."""
+    # A container's process has the image's environment, without the mark.
     own = {pid for pid in there if _bears_the_mark(pid)}
     names: dict[str, str] = {}
     for pid, process in there.items():
@@ -176,8 +174,8 @@ def our_processes(there: Processes) -> dict[str, str]:
 
 
 def _of_other_workers(there: Processes) -> set[str]:
-    """Return the pids of the other workers of a parallel run, and of processes with their marks. A
-    fork of a worker shows only the mark that all workers share."""
+    """Return the pids of the other workers of a parallel run, and of processes with their marks."""
+    # A fork of a worker shows only the mark that all workers share.
     workers: set[str] = set()
     if "PYTEST_XDIST_WORKER" in os.environ:
         workers = {*_children(f"/proc/{os.getppid()}/task/{os.getppid()}")} - {str(os.getpid())}
@@ -228,11 +226,11 @@ def _mark_of(pid: str) -> str:
 
 
 def mounts() -> set[str]:
-    """Return the mount points of this mount namespace, with type and source. Leaves out /run/netns,
-    which the first `ip netns add` after a boot mounts on itself and never unmounts."""
+    """Return the mount points of this mount namespace, with type and source."""
     lines = set()
     for line in Path("/proc/self/mountinfo").read_text().splitlines():
         left, _, right = line.partition(" - ")
+        # The first `ip netns add` after a boot mounts it on itself and never unmounts it.
         if left.split()[4] == "/run/netns":
             continue
         lines.add(f"{left.split()[4]} ({right.split()[0]} {right.split()[1]})")
@@ -277,7 +275,7 @@ def _is_own(name: str) -> bool:
 
 
 def _is_no_others(name: str) -> bool:
-    """Return False if the object belongs to another worker of this run."""
+    """Return whether the object belongs to no other worker of this run."""
     in_other_folder = any(folder in name for folder in OTHER_FOLDERS) and not any(
         f in name for f in FOLDERS
     )
@@ -299,9 +297,9 @@ class Process:
     since: str
 
     def labels(self) -> dict[str, str]:
-        """Return a dict with one entry: pid and start time -> pid and name. The start time makes a
-        reused pid another process."""
+        """Return a dict with one entry: pid and start time -> pid and name."""
         dead = " zombie" if self.state == "Z" else ""  # the states R, S and D change all the time
+        # The start time makes a reused pid another process.
         return {f"{self.pid} since {self.since}{dead}": f"{self.pid} ({self.name}){dead}"}
 
 
@@ -339,10 +337,10 @@ def _children(task: str) -> list[str]:
 
 
 def _kept_by_a_zygote(pid: str, there: Processes) -> bool:
-    """Return whether the process is a shim or a network worker below a zygote. Such a process may
-    stay after a test; without a zygote as its parent it is a leak."""
+    """Return whether the process is a shim or a network worker below a zygote."""
     process = there[pid]
     above = there.get(process.parent)
+    # Such a process may stay after a test; without a zygote as its parent it is a leak.
     is_supervised = process.name in ("pyrunc-shim", "pyrunc-cni")
     return is_supervised and above is not None and above.name == "pyrunc-zygote"
 

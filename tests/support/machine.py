@@ -1,5 +1,5 @@
-"""Provides a node's namespaces for programs that install a cluster: they may write below /etc,
-/var/lib and other folders of this machine, and a test gets a shell there."""
+"""Provides a machine in namespaces, with a shell, for programs that install a cluster. What they
+write below /etc, /var/lib and other folders goes to a folder of the test."""
 
 from __future__ import annotations
 
@@ -46,15 +46,15 @@ class Machine:
         self.types("echo 1 >/proc/sys/net/ipv4/ip_forward")
 
     def serve(self, archives: Iterable[Path], network: Mapping[str, Any] | None = None) -> None:
-        """Start our server, and load `archives`: images that it would otherwise pull."""
+        """Start pyrunc's server, and load the image `archives`, which it would otherwise pull."""
         self.node.write_configuration(network)
         self.node.start_server()
         for archive in archives:
             self.cri("load", str(archive))
 
     def written(self, place: str) -> Path:
-        """Return the folder, as seen from this machine, with the files that programs of `Machine`
-        write below `place`."""
+        """Return the folder on the host with the files that were written below `place` on the
+        machine."""
         return self.folder / "written" / place.strip("/")
 
     def inside(self, *command: str) -> list[str]:

@@ -1,5 +1,5 @@
-"""Names of the metrics of pods that critest knows. It demands each of them, except those that it
-excuses."""
+"""Names of the pod metrics that critest knows. It demands each, except those on its own list of
+exceptions."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ PACKAGES = "nginx-light,busybox-static"
 
 
 def archive() -> Path:
-    """The archive's path; the image is `docker.io/library/nginx:latest`."""
+    """Return the path of the archive; its image is `docker.io/library/nginx:latest`."""
     recipe = json.dumps([debian.suite(), FILES, LINKS, CONFIG, PACKAGES, 7])
     return images.made_once("nginx", recipe, _image)
 

@@ -1,6 +1,5 @@
-"""An NRI plugin of the tests: a thread on a socket, which records the calls that it gets and gives
-the answers that a test has set. It has a separate implementation of the framing, which checks the
-server's."""
+"""An NRI plugin for tests: a thread on a socket, which records the calls that it gets and gives the
+answers that a test has set. Its separate implementation of ttrpc's framing checks the server's."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ Handler = Callable[[Any], Any]
 
 
 class Refused(Exception):
-    """Makes a handler's answer an error, by default UNKNOWN."""
+    """Raised by a handler to answer with an error, by default UNKNOWN."""
 
     def __init__(self, message: str, code: int = 2) -> None:
         super().__init__(message)
@@ -77,7 +76,7 @@ class TestPlugin:
         self.close()
 
     def start(self) -> None:
-        """Begin to answer, and register; does not wait for anything."""
+        """Begin to answer requests, and register, without waiting for the server."""
         self._thread.start()
         if self._register:
             request = api.RegisterPluginRequest(plugin_name=self.name, plugin_idx=self.index)
@@ -95,7 +94,7 @@ class TestPlugin:
             pass
 
     def close(self) -> None:
-        """Hang up and end."""
+        """Close the connection and end the plugin's thread."""
         self.hang_up()
         self._thread.join(WAIT_S)
         self._socket.close()
@@ -123,7 +122,8 @@ class TestPlugin:
     def update(
         self, *updates: api.ContainerUpdate, evict: str = ""
     ) -> api.UpdateContainersResponse:
-        """Ask the runtime for changes outside of any call."""
+        """Send UpdateContainers, a plugin's own request; return the runtime's response. Raises
+        Refused."""
         request = api.UpdateContainersRequest(update=updates)
         if evict:
             request.evict.add(container_id=evict, reason="test")

@@ -33,7 +33,8 @@ def field(package: Path, name: str) -> str:
 
 
 def as_version(package: Path, version: str, folder: Path) -> Path:
-    """Return the package under another version, also of the code, in `folder`."""
+    """Make a copy of the package in `folder`, with another version in its control file and code;
+    return its path."""
     tree, out = folder / version, folder / f"pyrunc_{version}.deb"
     subprocess.run(["dpkg-deb", "-R", package, tree], check=True)
     control, code = tree / "DEBIAN/control", tree / "usr/lib/pyrunc/pyrunc/__init__.py"

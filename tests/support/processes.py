@@ -1,4 +1,4 @@
-"""Programs that tests and `make kube` start and end: by pid, never by name, with a log file
+"""Starts and ends programs for tests and `make kube`: by pid, never by name, with a log file
 each."""
 
 from __future__ import annotations
@@ -69,25 +69,22 @@ class Program:
 
 
 def clean_up_on_signals() -> None:
-    """Make SIGINT and SIGTERM raise an exception, so that this process cleans up before it ends.
-
-    This includes SIGINT in background processes, which a shell without job control starts with
-    SIGINT ignored.
-    """
+    """Make SIGINT and SIGTERM raise an exception, so that this process cleans up before it ends."""
+    # A shell without job control starts background processes with SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
 
 
 def installed(program: str) -> list[str]:
-    """Return the command line of one of our programs: the script beside this interpreter, or its
-    module if none is installed."""
+    """Return the command line of one of the project's programs: the script beside this interpreter,
+    or its module if none is installed."""
     script = Path(sys.executable).parent / program
     module = {"pyrunc": "pyrunc.cli.main", "pyrunc-cri": "cri_server.cli.main"}[program]
     return [str(script)] if script.exists() else [sys.executable, "-m", module]
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, every_s: float = 0.05) -> bool:
-    """Wait until `condition()` is true; False when the time is up."""
+    """Wait until `condition()` is true; return False when the time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:

@@ -24,7 +24,7 @@ sys.exit(main())
 
 
 class ProjectCopy:
-    """`folder` has the code, `program` is the copy's `pyrunc`."""
+    """A copy of the project in `folder`; `program` is the copy's `pyrunc`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.program = folder, folder / "bin/pyrunc"

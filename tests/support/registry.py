@@ -242,7 +242,7 @@ class _Server(ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors: a client that hangs up is no error."""
+        """Ignore OSError: clients may hang up."""
         if not isinstance(sys.exc_info()[1], OSError):
             super().handle_error(request, client_address)
 
@@ -481,7 +481,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
-    """Return whether `condition` became true in time."""
+    """Wait until `condition()` is true; return False when the time is up."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -491,7 +491,7 @@ def wait_for(condition: Callable[[], bool], timeout_s: float = 30.0) -> bool:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Serve archives until killed."""
+    """Serve image archives until the process is killed."""
     parser = argparse.ArgumentParser(prog="python -m tests.support.registry", description=__doc__)
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--address", default="127.0.0.1")

@@ -23,8 +23,8 @@ Item = TypeVar("Item")
 
 
 def worker(config: Any) -> int:
-    """Return the number of this worker, from 1 on; 0 where there are none, and in the process that
-    gives them their work."""
+    """Return the number of this worker, from 1 on; 0 without workers, and in the process that
+    controls them."""
     words: dict[str, str] = getattr(config, "workerinput", {})
     return int(words["workerid"].removeprefix("gw")) + 1 if words else 0
 
@@ -40,8 +40,9 @@ def unit_of(path: str) -> str:
 
 
 def in_order(items: Sequence[Item], paths: Sequence[str]) -> list[Item]:
-    """Return the items with the longest units first, so that each begins on a separate worker; the
-    rest keep their order."""
+    """Return the items with those of the longest units, GUEST and MACHINE, first; the rest keep
+    their order."""
+    # So each of these units begins on a separate worker.
     ranks = {GUEST: 0, MACHINE: 1}
     pairs = zip(items, paths, strict=True)
     return [item for item, _ in sorted(pairs, key=lambda pair: ranks.get(unit_of(pair[1]), 2))]

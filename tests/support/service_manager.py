@@ -1,5 +1,5 @@
-"""Stands for systemd: a socket for a service's notifications and a store for its descriptors, which
-the next start gets."""
+"""Replaces systemd in tests: receives a service's notifications, and stores its descriptors for its
+next start."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _ABOVE = 100  # first number of stored descriptors: the next process gets them f
 
 
 class ServiceManager:
-    """A service manager during the block. `limit` is FileDescriptorStoreMax=: further descriptors
-    are closed without a message."""
+    """A service manager during the `with` block. `limit` is FileDescriptorStoreMax=: further
+    descriptors are closed without a message."""
 
     def __init__(self, folder: Path, limit: int = 512) -> None:
         self.address = folder / "notify"
@@ -45,7 +45,7 @@ class ServiceManager:
 
     @property
     def messages(self) -> list[str]:
-        """All messages that the service manager has received so far."""
+        """Return all messages that the service manager has received so far."""
         self._hear()
         return self._messages
 
@@ -56,8 +56,8 @@ class ServiceManager:
         os.close(fd)
 
     def starting(self, command: Sequence[str]) -> tuple[list[str], list[int], dict[str, str]]:
-        """Return (command line, descriptors to inherit, environment) for `command` with the stored
-        descriptors at 3 and up."""
+        """Return (command line, descriptors to inherit, environment) that start `command` with the
+        stored descriptors at 3 and up."""
         names, fds = [name for name, _ in self._stored()], [fd for _, fd in self._stored()]
         moves = " ".join(f"{number}<&{fd} {fd}<&-" for number, fd in enumerate(fds, 3))
         listen = f"LISTEN_PID=$$ LISTEN_FDS={len(fds)} " if fds else ""
@@ -89,7 +89,7 @@ class ServiceManager:
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
-    """Provide the service manager of this process."""
+    """Provide a service manager that NOTIFY_SOCKET of this process names."""
     with ServiceManager(tmp_path) as running:
         monkeypatch.setenv("NOTIFY_SOCKET", str(running.address))
         yield running

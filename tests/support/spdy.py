@@ -44,8 +44,8 @@ ClientEvent = Event | Replied | Pong | GoneAway
 
 
 def syn_stream(stream_id: int, block: bytes, *, fin: bool = False) -> bytes:
-    """Encode a SYN_STREAM; `block`: the compressed headers. No associated stream, highest
-    priority."""
+    """Return a SYN_STREAM frame; `block`: the compressed headers."""
+    # no associated stream, highest priority
     head = struct.pack(">IIBB", stream_id, 0, 0, 0)
     return frames.control(Type.SYN_STREAM, FIN if fin else 0, head + block)
 

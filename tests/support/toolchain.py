@@ -89,7 +89,8 @@ def _go_version(command: str) -> tuple[int, int]:
 
 
 def run_go(folder: Path, *arguments: str, **environment: str) -> str:
-    """Run `go` in `folder`; its output is shown when it fails."""
+    """Run `go` in `folder`; return its output. Raises RuntimeError with the output when it
+    fails."""
     done = subprocess.run(
         [go(), *arguments],
         cwd=folder,
@@ -115,7 +116,7 @@ def build_module(
     tags: str = "",
     cgo: bool = False,
 ) -> None:
-    """Build `packages` into `out`, in a module of ours. `requirements`: the required modules
+    """Build `packages` into `out`, in a new Go module. `requirements`: the required modules
     (`path@version`), separated by spaces."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
@@ -155,7 +156,7 @@ def kubernetes() -> Path:
 
 
 def kube_proxy() -> Path:
-    """Return the program kube-proxy, which few tests need: it is built at the first call."""
+    """Return the path of kube-proxy, which the first call builds."""
     out = cache() / "kube" / KUBERNETES
     if not (out / "kube-proxy").exists():
         _build_components(_kubernetes_module(), ["kube-proxy"], out)
@@ -163,7 +164,7 @@ def kube_proxy() -> Path:
 
 
 def kubelet(architecture: str) -> Path:
-    """Return the program kubelet for `architecture` (Go's name), which may differ from this
+    """Return the path of kubelet for `architecture` (Go's name), which may differ from this
     machine's."""
     out = cache() / "kube" / f"{KUBERNETES}-{architecture}"
     if not (out / "kubelet").exists():
@@ -184,7 +185,7 @@ def kubectl(minor: int) -> Path:
 
 
 def kubeadm() -> Path:
-    """Return the program kubeadm; it is built at the first call."""
+    """Return the path of kubeadm, which the first call builds."""
     out = cache() / "kube" / KUBERNETES
     if not (out / "kubeadm").exists():
         source = _kubernetes_module("kubeadm", [_package("kubeadm")])
@@ -289,10 +290,11 @@ def _download_kubernetes(folder: Path) -> dict[str, str]:
 
 
 def _build_components(source: Path, names: Sequence[str], out: Path, **environment: str) -> None:
-    """Build all programs in one go, so that one links while another compiles; without cgo, which
-    would compile most packages twice."""
+    """Build the programs `names` of Kubernetes into `out`."""
     out.mkdir(parents=True, exist_ok=True)
     packages = [_package(name) for name in names]
+    # One call, so that one program links while another compiles. cgo would compile most packages
+    # twice.
     run_go(
         source,
         "build",
@@ -328,11 +330,11 @@ def _build_etcd(out: Path) -> None:
 
 
 def coredns() -> Path:
-    """Return the program CoreDNS with the plugins that kubeadm's Corefile names; with all plugins
-    it would be ten times as large."""
+    """Return the path of CoreDNS with the plugins that kubeadm's Corefile names."""
     program = cache() / "kube" / f"coredns-{COREDNS}-kubeadm" / "coredns"
     if not program.exists():
         module = "github.com/coredns/coredns"
+        # With all plugins it would be ten times as large.
         plugins = (
             "errors",
             "health",
@@ -355,7 +357,8 @@ def coredns() -> Path:
 
 
 def sample_apiserver() -> Path:
-    """Return the API server of Kubernetes' examples, which the suite adds to a cluster."""
+    """Return the path of the API server of Kubernetes' examples, which the end-to-end tests add to
+    a cluster."""
     out = cache() / "kube" / f"sample-apiserver-{SAMPLE_APISERVER}"
     if not (out / "sample-apiserver").exists():
         module = "k8s.io/sample-apiserver"
@@ -364,7 +367,8 @@ def sample_apiserver() -> Path:
 
 
 def _build_own_main(name: str, requirement: str, text: str, program: Path) -> None:
-    """Build `text`, a `main.go` of ours, in a module that requires `path@version`."""
+    """Build `text`, the content of `main.go`, in a new Go module that requires `requirement`
+    (`path@version`)."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
     (source / "go.mod").write_text(
@@ -482,7 +486,7 @@ def h2spec() -> Path:
 
 
 def main(arguments: list[str]) -> None:
-    """Build the named programs and print their paths."""
+    """Build the program named in `arguments` and print its path."""
     targets = {
         "kubernetes": kubernetes,
         "kube-proxy": kube_proxy,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def listing(root: Path, without: Collection[str] = ()) -> dict[str, str]:
-    """Return a dict: path below `root` -> mode, owner and content; without the folders
+    """Return a dict: path below `root` -> mode, owner and content; leaves out the paths
     `without`."""
     entries = {}
     for folder, folders, names in os.walk(root):

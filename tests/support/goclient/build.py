@@ -1,4 +1,5 @@
-"""Builds the Go client of streaming URLs once per content of its sources, into the cache folder."""
+"""Builds the Go client for streaming URLs into the cache folder, once for each version of its
+sources."""
 
 from __future__ import annotations
 

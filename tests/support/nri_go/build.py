@@ -1,4 +1,4 @@
-"""Builds the Go plugin on two versions of NRI's module: the newest interface, and the one before
+"""Builds an NRI plugin in Go with two versions of NRI's module: the newest one, and the one before
 it, which knows fewer calls."""
 
 from __future__ import annotations
