@@ -1,5 +1,5 @@
-"""Checks after every test that nothing is left behind, and fails the run in CI when a test skips
-for an unexpected reason."""
+"""Checks after each integration test that it leaves nothing behind, and fails the run in CI when a
+test skips for an unexpected reason."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Make long builds before the first test, outside of its time limit. The guest cannot build
-    anything."""
+    """Make long builds before the first test, outside of its time limit."""
+    # The guest cannot build anything.
     if not session.config.option.collectonly and "PYRUNC_GUEST" not in os.environ:
         builds.make_for({item.path for item in session.items}, lambda line: print(line, flush=True))
 

@@ -1,5 +1,4 @@
-"""Provides one cluster for all Kubernetes tests. Leaks are checked after its end, because kubelet
-collects dead pods late."""
+"""Provides one cluster for all tests of this folder."""
 
 from __future__ import annotations
 
@@ -17,6 +16,7 @@ from tests.support.cluster import Cluster
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = Path(tmp_path_factory.mktemp("kube"))
     archives = [images.busybox(), nginx.archive()]
+    # Not after each test, because kubelet collects dead pods late.
     with ledger.nothing_left("the cluster"):
         running = Cluster(folder, session.name("kube"))
         try:
@@ -28,8 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture
 def kube(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Kube]:
-    """Provide kubectl in a namespace of the test, which is deleted afterwards with everything in
-    it."""
+    """Provide kubectl in a new namespace, which is deleted after the test."""
     helper = Kube(cluster, request.node.name)
     helper.create_namespace()
     yield helper

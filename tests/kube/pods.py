@@ -16,8 +16,7 @@ Manifest = dict[str, Any]
 
 
 def pod(name: str, *containers: Manifest, **spec: Any) -> Manifest:
-    """Return a Pod manifest; containers are named `c`, `c2`, … and use busybox unless they set a
-    name or an image."""
+    """Return a Pod manifest. By default the containers are named `c`, `c2`, … and use busybox."""
     named = [
         {
             "name": "c" if i == 0 else f"c{i + 1}",
@@ -73,8 +72,8 @@ class Kube:
         return subprocess.Popen(self.command(*arguments), **options)
 
     def command(self, *arguments: str, kubectl: Path | None = None) -> list[str]:
-        """Return the command line of kubectl in this namespace; `kubectl`: a program of another
-        version."""
+        """Return the command line of kubectl in this namespace. `kubectl`: the program, by default
+        the cluster's."""
         return [
             str(kubectl or self.cluster.bin / "kubectl"),
             "--kubeconfig",
@@ -93,8 +92,8 @@ class Kube:
         )
 
     def delete_namespace(self) -> None:
-        """Delete all pods at once, then the namespace in the background. Most run `sleep`, which
-        ignores SIGTERM as process 1 and has to be killed."""
+        """Delete all pods at once, then the namespace in the background."""
+        # Most pods run `sleep`, which ignores SIGTERM as process 1 and has to be killed.
         kinds = "pods,deployments,replicasets"
         self(
             "delete",
@@ -118,7 +117,8 @@ class Kube:
         return self.ready(manifest["metadata"]["name"], timeout_s)
 
     def ready(self, name: str, timeout_s: int = 60) -> Manifest:
-        """Wait until the pod is Ready; on a timeout the error describes the pod."""
+        """Wait until the pod is Ready and return it. The error after a timeout describes the
+        pod."""
         done = self(
             "wait",
             "--for=condition=Ready",
@@ -135,7 +135,7 @@ class Kube:
         return self.get(name)
 
     def finished(self, manifest: Manifest, timeout_s: int = 60) -> Manifest:
-        """Apply a pod and wait until it is Succeeded or Failed."""
+        """Apply a pod, wait until it is Succeeded or Failed, return it."""
         name = manifest["metadata"]["name"]
         self.apply(manifest)
         self.until(

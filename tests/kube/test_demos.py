@@ -1,4 +1,5 @@
-"""Tests the first three things that newcomers try."""
+"""Tests what newcomers try first: apply, a Deployment, run, describe node, and requests to a
+pod."""
 
 from __future__ import annotations
 

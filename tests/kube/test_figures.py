@@ -1,9 +1,6 @@
-"""Tests the figures that kubelet has of pods: by default, when it takes some from cAdvisor, and
-with `PodAndContainerStatsFromCRI`, when it takes all from the server. docs/operate.md has the
-table.
-
-On a machine with controllers on cgroup v1 cAdvisor sees none of the server's groups.
-"""
+"""Tests the figures that kubelet reports of pods: by default, with some from cAdvisor, and with the
+feature gate `PodAndContainerStatsFromCRI`, with all from the server. docs/operate.md has the
+table."""
 
 from __future__ import annotations
 
@@ -23,14 +20,15 @@ SCRIPT = "while true; do i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done; sleep 
 
 
 def query(kube: Kube, path: str) -> str:
-    """Return kubelet's answer at a path; empty while it starts."""
+    """Return kubelet's reply for `path`; empty while kubelet starts."""
     raw = f"/api/v1/nodes/{kube.cluster.node.host}/proxy/{path}"
     done = kube.cluster.kubectl("get", "--raw", raw, check=False)
     return done.stdout if done.returncode == 0 else ""
 
 
 def entry(kube: Kube) -> dict[str, Any] | None:
-    """Return the pod's entry in kubelet's summary; None until its CPU was measured twice."""
+    """Return the pod's entry in kubelet's summary; None before kubelet has measured its CPU
+    twice."""
     for each in json.loads(query(kube, "stats/summary") or '{"pods": []}')["pods"]:
         if each["podRef"]["namespace"] == kube.namespace:
             (container,) = each.get("containers") or [{}]
@@ -71,6 +69,7 @@ def test_kubelet_serves_figures_by_default_and_with_the_gate(kube: Kube) -> None
     kube.run(pod("figures", shell(SCRIPT)))
     entries = check_what_is_always_there(kube)
     assert "network" not in entries and "process_stats" not in entries
+    # On a machine with controllers on cgroup v1 cAdvisor sees none of the server's groups.
     assert not [s for s in of_pod(kube, "metrics/cadvisor") if s.labels.get("container")]
     try:
         kube.cluster.restart_kubelet(**GATE)

@@ -1,4 +1,4 @@
-"""Pull secrets, and the collection of unused images."""
+"""Tests pull secrets, and the collection of unused images."""
 
 from __future__ import annotations
 
@@ -64,8 +64,6 @@ def pods_and_reasons(kube: Kube) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(500)
 def test_unused_images_are_collected(kube: Kube, tmp_path: Path) -> None:
-    """kubelet checks the disk every five minutes; when it is too full, it removes images that no
-    container uses."""
     unused = "unused.example/thing:1"
     archive = tmp_path / "unused.tar"
     archive.write_bytes(
@@ -83,10 +81,12 @@ def test_unused_images_are_collected(kube: Kube, tmp_path: Path) -> None:
             }
 
         assert {unused, "docker.io/library/busybox:latest"} <= tags()
+        # With these limits the disk counts as too full.
         kube.cluster.restart_kubelet(
             imageGCHighThresholdPercent=2, imageGCLowThresholdPercent=1, imageMinimumGCAge="0s"
         )
         try:
+            # kubelet checks the disk every five minutes.
             kube.until(lambda: unused not in tags(), "the removal of the unused image", 400)
             assert "docker.io/library/busybox:latest" in tags()
         finally:

@@ -1,4 +1,4 @@
-"""Init and sidecar containers, hooks, probes, crashes, deletion, garbage collection."""
+"""Tests init and sidecar containers, hooks, probes, crashes, deletion, garbage collection."""
 
 from __future__ import annotations
 
@@ -169,8 +169,6 @@ def test_a_pod_is_deleted_within_the_grace_period(kube: Kube) -> None:
 
 
 def test_dead_containers_are_collected(kube: Kube) -> None:
-    """kubelet keeps one dead instance of a container that was restarted and removes the ones
-    before."""
     from cri_server.api import api_pb2
     from tests.support import cri
 
@@ -187,6 +185,7 @@ def test_dead_containers_are_collected(kube: Kube) -> None:
     with cri.connect(kube.cluster.node.socket) as client:
         request = api_pb2.ListContainersRequest(filter=selector)
         kube.until(
+            # The last container and one dead before it: kubelet removes the others.
             lambda: len(client.runtime.ListContainers(request).containers) <= 2,
             "garbage collection",
             100,
@@ -204,7 +203,6 @@ def test_dead_containers_are_collected(kube: Kube) -> None:
 
 
 def test_the_calls_of_a_pod_belong_to_the_trace_of_kubelet(kube: Kube) -> None:
-    """kubelet traces its work on a pod, and its calls carry the trace (W3C trace context)."""
     kube.run(pod("p", shell("sleep 3600")))
     name = f"{kube.namespace}/p"
     address = f"unix://{kube.cluster.node.socket}"
@@ -219,6 +217,7 @@ def test_the_calls_of_a_pod_belong_to_the_trace_of_kubelet(kube: Kube) -> None:
         "--json",
     ]
     calls = json.loads(subprocess.check_output(command, cwd=Path(__file__).parents[2], timeout=60))
+    # kubelet traces its work on a pod and sends the trace with each call (W3C trace context).
     parents = {call["call"]: call.get("traceparent", "") for call in calls}
     traces = {
         call: parents[call].split("-")[1]

@@ -1,4 +1,4 @@
-"""Host ports and the pod's resolver configuration."""
+"""Tests host ports, the pod's addresses, resolver configuration, and hostname."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_host_ports_are_reached_from_outside_and_from_the_node(kube: Kube) -> No
 
 
 def test_pods_have_addresses_of_both_families(kube: Kube) -> None:
-    """The addresses of the plugin's result are in the API server, the containers' environment and
+    """The pod's IPv4 and IPv6 addresses are in the API server, the containers' environment and
     /etc/hosts, and accept connections."""
     addresses = {"name": "IPS", "valueFrom": {"fieldRef": {"fieldPath": "status.podIPs"}}}
     script = "mkdir /w; echo $IPS > /w/ips; exec httpd -f -p [::]:80 -h /w"

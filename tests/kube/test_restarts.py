@@ -1,4 +1,5 @@
-"""The server and kubelet are killed while pods run, and the node is rebooted: nothing is lost."""
+"""Tests that nothing is lost when server or kubelet is killed while pods run, or the node
+reboots."""
 
 from __future__ import annotations
 
@@ -62,11 +63,11 @@ def test_a_restarted_kubelet_finds_its_pods(kube: Kube) -> None:
 
 
 def test_a_reboot_leaves_everything_removable(kube: Kube) -> None:
-    """The state directory is gone, no process is left and the boot id is another: pods come back
-    with new sandboxes."""
+    """After the reboot the pods come back with new sandboxes."""
     node, kubelet = kube.cluster.node, kube.cluster.programs["kubelet"]
     kube.run(pod("p"))
     first = kube.get("p")["status"]["containerStatuses"][0]["containerID"]
+    # As after a reboot: no process, no state directory, and another boot id.
     kubelet.stop(signal.SIGKILL)
     node.kill_everything()
     shutil.rmtree(node.folder / "state")

@@ -1,4 +1,5 @@
-"""RuntimeClasses: a pod has the handler of its class, and a running server accepts a new one."""
+"""Tests RuntimeClasses: a pod gets the handler of its class, and a running server accepts a new
+handler."""
 
 from __future__ import annotations
 
@@ -21,8 +22,8 @@ HANDLER = "command"
 
 @pytest.fixture(scope="module")
 def handler(cluster: Cluster) -> Iterator[str]:
-    """Provide a handler that runs pyrunc's own command line as an external OCI runtime, and a class
-    with its name."""
+    """Provide a handler, and a RuntimeClass of its name, whose external OCI runtime is pyrunc's
+    command line."""
     file = cluster.node.folder / "config.toml.d" / "50-runtimes.toml"
     file.parent.mkdir()
     binary = Path(sys.executable).parent / "pyrunc"
@@ -53,7 +54,7 @@ def runtime_class(name: str) -> dict[str, Any]:
 
 
 def handlers(cluster: Cluster) -> dict[str, Any]:
-    """Return the handlers that kubelet reports for the node."""
+    """Return a dict: name -> features, of the handlers that kubelet reports for the node."""
     (node,) = json.loads(cluster.kubectl("get", "nodes", "-o", "json").stdout)["items"]
     return {
         each.get("name", ""): each.get("features", {}) for each in node["status"]["runtimeHandlers"]

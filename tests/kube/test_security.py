@@ -1,4 +1,4 @@
-"""Shared and host namespaces, and the security context."""
+"""Tests shared and host namespaces, and the security context."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""kubectl on a running pod: logs, exec, attach, cp, port-forward, debug."""
+"""Tests kubectl on a running pod: logs, exec, attach, cp, port-forward, debug."""
 
 from __future__ import annotations
 
@@ -124,10 +124,10 @@ def test_exec_can_have_a_terminal_and_resize_it(kube: Kube) -> None:
         os.close(master)
 
 
+# Kubernetes' conformance suite and dashboards send an Origin that differs from the name by which
+# kubelet calls the server.
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example"])
 def test_exec_by_websocket_accepts_another_origin(kube: Kube, origin: str) -> None:
-    """Kubernetes' conformance suite and dashboards send an Origin that differs from the name by
-    which kubelet calls the server."""
     kube.run(pod("p"))
     command = [("command", word) for word in ("sh", "-c", "echo through; exit 3")]
     messages = []
@@ -145,7 +145,7 @@ def test_exec_by_websocket_accepts_another_origin(kube: Kube, origin: str) -> No
 def _websocket(
     kube: Kube, path: str, query: list[tuple[str, str]], origin: Any
 ) -> ClientConnection:
-    """Return a WebSocket to the API server, without kubectl, with the certificate of kubectl's
+    """Return a WebSocket to the API server, with the client certificate of kubectl's
     configuration."""
     config = json.loads(kube.cluster.kubeconfig.read_text())
     cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
@@ -225,7 +225,7 @@ def port_forward(kube: Kube, kubectl: Path, target: str) -> Iterator[int]:
 
 
 def request_page(port: int) -> tuple[socket.socket, bytes]:
-    """Request nginx's page; return the connection, which nginx closes, and the page."""
+    """Request nginx's page; return (connection, page). nginx closes the connection."""
     client = socket.create_connection(("127.0.0.1", port), timeout=30)
     client.sendall(b"GET / HTTP/1.0\r\n\r\n")
     answer = b""
@@ -246,8 +246,6 @@ def request_page(port: int) -> tuple[socket.socket, bytes]:
     ],
 )
 def test_port_forward_ends_connections_that_the_pod_has_closed(kube: Kube, minor: int) -> None:
-    """kubectl up to 1.31 closes a local connection when the server has ended the error stream, and
-    not before."""
     kubectl = kube.cluster.bin / "kubectl" if minor == OWN_MINOR else toolchain.kubectl(minor)
     kube.run(pod("nginx", SERVING))
     with port_forward(kube, kubectl, "pod/nginx") as port, contextlib.ExitStack() as stack:
@@ -256,6 +254,8 @@ def test_port_forward_ends_connections_that_the_pod_has_closed(kube: Kube, minor
             client, answer = request_page(port)
             clients.append(stack.enter_context(client))
             assert b"Welcome to nginx" in answer
+        # kubectl up to 1.31 closes a local connection when the server has ended the error stream,
+        # and not before.
         assert [client.recv(1) for client in clients] == [b""] * len(clients)
 
 

@@ -1,4 +1,4 @@
-"""Volumes of every kind that the node provides."""
+"""Tests volumes: ConfigMaps, Secrets, service account tokens, emptyDir, hostPath, sub-paths."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Checks that `make bench-kubelet` measures each server, and leaves nothing of the servers and of
-the cluster."""
+"""Tests that `make bench-kubelet` measures each server, and leaves no cgroups of the servers and
+nothing of the cluster."""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ from tests.support.flannel import Flannel
 
 @contextlib.contextmanager
 def running(folder: Path) -> Iterator[Cluster]:
-    """Provide the whole cluster, with its files in `folder`; only files remain at the end."""
+    """Provide the running cluster, whose files are in `folder`; afterwards only the files
+    remain."""
     toolchain.kubernetes()
     archives = images.archives()
     cluster = Cluster(folder, session.name("conf"), nodes=2)

@@ -1,5 +1,5 @@
-"""Makes the images that the conformance suite needs in addition to the node suite's, and the
-cluster's name server."""
+"""Makes the images that the conformance suite needs in addition to those of tests/kube_e2e, and the
+image of the cluster's name server."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ PICTURES = ("nautilus", "kitten")
 
 
 def archives() -> list[Path]:
-    """Return docker-archives with all images and with those of the node suite, made once for each
-    version of their content."""
+    """Return two docker-archives, made once for each version of their content: the images of
+    tests/kube_e2e, and those of this module."""
     base = images.archive()
     recipe = (
         f"{base.name} {toolchain.COREDNS} {toolchain.SAMPLE_APISERVER} {toolchain.ETCD}"
@@ -50,7 +50,7 @@ def _program(path: Path, name: str) -> BuiltImage:
 
 
 def picture(agnhost: BuiltImage, name: str) -> BuiltImage:
-    """Return an image with a file that says which of the two pictures it is."""
+    """Return a web server's image with a file that says which picture it is, nautilus or kitten."""
     files = {
         "data.json": f'{{"image": "{name}.jpg"}}\n',
         f"{name}.jpg": name,

@@ -29,5 +29,6 @@ def reason(name: str, limits: Mapping[str, str]) -> str:
 
 
 def skip_expression(limits: Mapping[str, str]) -> str:
-    """Return ginkgo's regular expression for all limits; empty without any."""
+    """Return a regular expression for ginkgo's --skip, which matches all limits; empty without
+    limits."""
     return "|".join(re.escape(part) for part in limits)

@@ -29,7 +29,7 @@ _CONFIGURATION = """\
 
 
 def start(cluster: Cluster, timeout_s: float = 300) -> None:
-    """Apply the manifests and wait for the readiness probe. The cluster must have the image
+    """Apply the manifests and wait until CoreDNS is ready. The cluster must have the image
     `images.NAME_SERVER`."""
     text = json.dumps({"apiVersion": "v1", "kind": "List", "items": manifests()})
     cluster.kubectl("apply", "-f", "-", input=text)
@@ -105,12 +105,13 @@ def manifests() -> list[dict[str, Any]]:
 
 
 def _pod() -> dict[str, Any]:
-    """Return the pod's template; it tolerates every taint, because specs taint nodes, and no pod
-    preempts it."""
+    """Return the pod's template."""
     return {
         "serviceAccountName": NAME,
         "dnsPolicy": "Default",
+        # No pod preempts CoreDNS.
         "priorityClassName": "system-cluster-critical",
+        # Specs taint nodes.
         "tolerations": [{"operator": "Exists"}],
         "containers": [
             {

@@ -1,4 +1,5 @@
-"""Parses and sums up the results of a run: ginkgo's report."""
+"""Sums up ginkgo's report of a run: the specs that passed, failed, cannot run here, or were not
+run."""
 
 from __future__ import annotations
 
@@ -45,8 +46,8 @@ class Result:
 def sum_up(
     selected: Iterable[str], ended: Iterable[Mapping[str, Any]], why: Callable[[str], str]
 ) -> Result:
-    """Sort the `selected` names by outcome; `why`: the reason for not starting a spec, or an empty
-    string."""
+    """Return the outcome of the `selected` specs from ginkgo's reports `ended`. `why` returns the
+    reason for which a spec of this name was not started, or an empty string."""
     by_name = {ginkgo.name(spec): spec for spec in ended}
     result = Result()
     for name in selected:
@@ -64,7 +65,7 @@ def sum_up(
 
 
 def skip_message(spec: Mapping[str, Any]) -> str:
-    """Return the message of a spec that skipped itself."""
+    """Return the message with which a spec has skipped itself."""
     return " ".join(str(spec.get("Failure", {}).get("Message", "")).split())
 
 

@@ -1,4 +1,5 @@
-"""Runs Kubernetes' conformance suite by ginkgo against a cluster; its report goes into a folder."""
+"""Runs Kubernetes' conformance suite with ginkgo on a cluster, and writes its report into a
+folder."""
 
 from __future__ import annotations
 
@@ -44,8 +45,8 @@ def selected(focus: str, folder: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Target:
-    """A cluster under test. `limits`: part of a spec's name -> why its nodes cannot run it;
-    `options`: further options of e2e.test."""
+    """A cluster under test. `limits`: part of a spec's name -> reason why the nodes cannot run the
+    spec; `options`: further options of e2e.test."""
 
     kubeconfig: Path
     limits: Mapping[str, str] = field(default_factory=dict)

@@ -1,5 +1,4 @@
-"""Makes the images that Kubernetes' own tests use: the same names and programs, but no bytes of the
-originals."""
+"""Makes images in place of those of Kubernetes' own tests, with the same names and programs."""
 
 from __future__ import annotations
 
@@ -46,8 +45,8 @@ def archive() -> Path:
 
 
 def _all_of_them() -> Mapping[str, BuiltImage]:
-    """Return a dict: name -> image, for the versions that test/utils/image/manifest.go of
-    `toolchain.KUBERNETES` names."""
+    """Return a dict: name -> image. The names are those of test/utils/image/manifest.go in
+    `toolchain.KUBERNETES`."""
     shell = build.busybox(busybox.program())
     pause = images.pause(User="65535:65535")
     (web,) = archive_images(nginx.archive()).values()
@@ -69,8 +68,8 @@ def _all_of_them() -> Mapping[str, BuiltImage]:
 
 
 def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
-    """Return agnhost with the tools that its Dockerfile installs, and a registry's folder with one
-    image."""
+    """Return agnhost with the tools that its Dockerfile installs, and with a registry's folder that
+    has the image `pause`."""
     system = debian.unpacked(TOOLS)
     source = toolchain.kubernetes_source() / "test/images/agnhost/porter"
     own = {

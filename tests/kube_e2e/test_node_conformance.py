@@ -60,7 +60,8 @@ def test_every_spec_passes(cluster: Cluster, tmp_path: Path) -> None:
 
 
 def run_specs(cluster: Cluster, folder: Path, skip: list[str]) -> None:
-    """Run the selected specs; REPORT and LOG are in `folder`."""
+    """Run the [NodeConformance] specs that match no pattern of `skip`; write REPORT and LOG into
+    `folder`."""
     programs = toolchain.e2e()
     command = [
         str(programs / "ginkgo"),

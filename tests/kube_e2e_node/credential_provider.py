@@ -1,9 +1,8 @@
 """A credential provider of kubelet (KubeletCredentialProviders) for the node's locked registry.
 
-Kubernetes' provider of the node suite asks Google for a password. This one has the registry's
-password, and refuses the same requests. Called as `NAMES[0]`, it refuses those with a token; called
-as `NAMES[1]`, those without a token of the pod's service account for `AUDIENCE` or without the
-annotations that the spec sets.
+The node suite's own provider asks Google for a password; this one answers with the registry's.
+Under the name `NAMES[0]` it refuses requests with a token; under `NAMES[1]`, those without a token
+of the pod's service account for `AUDIENCE`, or without the annotations that the spec sets.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def install(folder: Path) -> list[str]:
 
 
 def main(name: str) -> int:
-    """Answer the request on stdin."""
+    """Answer kubelet's request on stdin as the provider `name`; return the exit code."""
     request = json.load(sys.stdin)
     token = request.get("serviceAccountToken", "")
     if name == NAMES[1]:

@@ -16,7 +16,8 @@ from tests.support.registry import archive_images
 
 
 def archives() -> list[Path]:
-    """Return docker-archives with all images, made once for each version of their content."""
+    """Return two docker-archives, made once for each version of their content: the images of
+    `tests.kube_e2e`, and those of this module."""
     base = images.archive()
     recipe = f"{base.name} {Path(__file__).read_text()}"
     return [base, made_once("e2e-node", recipe, lambda: _additional(archive_images(base)))]

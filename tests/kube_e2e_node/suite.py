@@ -1,8 +1,8 @@
 """Runs Kubernetes' node suite, `e2e_node.test`, on a node of ours: the suite brings etcd, an API
 server and its own kubelet.
 
-That kubelet keeps its files at fixed places below /var/lib and /var/log; the node has a mount
-namespace in which the test's folders are mounted there.
+That kubelet keeps its files at fixed paths below /var/lib and /var/log. In the node's mount
+namespace, these paths are folders of the test.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ KUBELET = {
 
 
 class SuiteNode(Node):
-    """A node without a kubelet, with a registry, in a mount namespace that has separate
-    `FIXED_FOLDERS`."""
+    """A node with our server and two registries, without a kubelet. At `FIXED_FOLDERS` its mount
+    namespace has folders of the test."""
 
     def __init__(self, folder: Path, name: str) -> None:
         super().__init__(folder, name)
@@ -97,7 +97,7 @@ class SuiteNode(Node):
         self.locked_registry.stop()
 
     def environment(self) -> dict[str, str]:
-        """Return the suite's environment: the stand-ins for systemd come first in its PATH."""
+        """Return the suite's environment, whose PATH begins with the stand-ins for systemd."""
         programs = self.folder / "stand-ins"
         programs.mkdir(parents=True, exist_ok=True)
         self.units.mkdir(exist_ok=True)

@@ -1,5 +1,5 @@
-"""Stands in for systemd-run, systemctl and sudo, by the name under which it is called: Kubernetes'
-node suite starts and restarts its kubelet as a transient unit, and this machine runs no systemd.
+"""Stands in for systemd-run, systemctl or sudo, whichever name it is called by: Kubernetes' node
+suite starts and restarts its kubelet as a transient unit, and this machine runs no systemd.
 
 A unit is a folder of `UNITS`: `command` (JSON: argv), `log` (a path) and `pid` (pid and start time
 of its process).
@@ -66,7 +66,7 @@ def systemctl(arguments: list[str]) -> int:
 
 
 def sudo(arguments: list[str]) -> int:
-    """Return the command itself: the suite runs as root."""
+    """Execute the command itself, because the suite runs as root already."""
     os.execvp(arguments[0], arguments)
 
 
@@ -106,7 +106,7 @@ def _pid(folder: Path) -> int:
 
 
 def _start_time(pid: int) -> int:
-    """Return field 22 of proc_pid_stat(5); 0 for a process that has ended."""
+    """Return a process' start time, field 22 of proc_pid_stat(5); 0 for one that has ended."""
     try:
         state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

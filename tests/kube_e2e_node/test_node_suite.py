@@ -115,7 +115,8 @@ def test_every_serial_spec_passes(node: SuiteNode) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(TIMEOUT_S + 300)
 def test_every_spec_behind_a_proxy_of_the_socket_passes(node: SuiteNode) -> None:
-    """The suite's own CRI proxy stands between kubelet and the server, and injects errors."""
+    """The proxy is the suite's own: it stands between kubelet and the server, and injects
+    errors."""
     options = ("--cri-proxy-enabled=true",)
     specs = node.run(r"\[Feature:CriProxy\]", SERIAL_SKIP, TIMEOUT_S, 1, *options)
     ginkgo.assert_passed(specs, FEWEST_PROXIED, node.log)

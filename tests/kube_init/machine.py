@@ -42,7 +42,7 @@ PROXY = {
 
 
 class KubeadmMachine(Machine, Kubectl):
-    """A machine whose cluster `kubectl` reaches from outside."""
+    """A machine for `kubeadm init`, to whose cluster `kubectl` connects from outside."""
 
     def __init__(self, folder: Path) -> None:
         self._programs = toolchain.kubernetes()
@@ -88,8 +88,8 @@ class KubeadmMachine(Machine, Kubectl):
         return file
 
     def init(self, command: str) -> str:
-        """Run `kubeadm init`, and start kubelet when kubeadm would start its unit. Return kubeadm's
-        output."""
+        """Run `kubeadm init`, start kubelet as soon as kubeadm has written its configuration, and
+        return kubeadm's output."""
         words = [*shlex.split(command), "--ignore-preflight-errors=all"]
         with open(self.folder / "kubeadm.log", "w+") as log:
             running = subprocess.Popen(
@@ -126,12 +126,12 @@ class KubeadmMachine(Machine, Kubectl):
         )
 
     def pods(self, *options: str) -> list[dict[str, Any]]:
-        """Return the pods; None while the API server does not answer."""
+        """Return the pods; an empty list while the API server does not answer."""
         done = self.kubectl("get", "pods", "-o", "json", *options, check=False)
         return list(json.loads(done.stdout)["items"]) if not done.returncode else []
 
     def until_ready(self, names: set[str], *options: str) -> None:
-        """Wait until a pod's name begins with each of these, and all pods are ready."""
+        """Wait until each of `names` is the beginning of a pod's name, and all pods are Ready."""
 
         def ready() -> bool:
             pods = self.pods(*options)

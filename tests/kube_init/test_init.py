@@ -28,8 +28,7 @@ PODS = {
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KubeadmMachine]:
-    """Provide a machine on which the `kubeadm init` of docs/install.md has run. Leaks are checked
-    after the cluster's end."""
+    """Provide a machine on which the `kubeadm init` of docs/install.md has run."""
     with ledger.nothing_left("the cluster"):
         started = KubeadmMachine(Path(tmp_path_factory.mktemp("init")))
         try:
@@ -58,11 +57,11 @@ def test_control_plane_proxy_and_name_server_are_ready(machine: KubeadmMachine) 
 
 
 def test_a_pod_finds_a_service_by_its_name(machine: KubeadmMachine) -> None:
-    """CoreDNS answers, at the address of its service, which kube-proxy translates."""
     machine.kubectl(
         "run", "asks", "--image=busybox", "--image-pull-policy=Never", "--", "sleep", "100000"
     )
     machine.until_ready({"asks"})
+    # CoreDNS answers at the address of its Service, which kube-proxy translates.
     output = machine.kubectl(
         "exec", "asks", "--", "nslookup", "kubernetes.default.svc.cluster.local"
     ).stdout
@@ -70,7 +69,7 @@ def test_a_pod_finds_a_service_by_its_name(machine: KubeadmMachine) -> None:
 
 
 def test_the_cluster_outlives_a_killed_server(machine: KubeadmMachine) -> None:
-    """The API server, which kubelet needs, is a pod of the killed server as well."""
+    """No pod is restarted, not even the API server, which is itself a pod of the killed server."""
     before = restarts(machine.pods("-A"))
     machine.node.server.stop(signal.SIGKILL)
     machine.kubectl("delete", "pod", "asks", "--wait=false")

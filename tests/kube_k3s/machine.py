@@ -1,5 +1,4 @@
-"""A machine for `k3s server`. It has the flannel and reference CNI plugins, from which k3s'
-releases make theirs; the releases are not available as a Go module."""
+"""A machine for `k3s server`, with the flannel plugin and the reference CNI plugins."""
 
 from __future__ import annotations
 
@@ -39,8 +38,8 @@ class K3sMachine(Machine, Kubectl):
         self.k3s = Program("k3s", folder / "log")
 
     def up(self, configuration: str) -> None:
-        """Make the namespaces and the plugins, and start our server after the shell command
-        `configuration`."""
+        """Make the namespaces, install the plugins, run the shell commands `configuration`, and
+        start our server."""
         archive = images.busybox()
         self.begin()
         self._install_plugins()
@@ -48,6 +47,7 @@ class K3sMachine(Machine, Kubectl):
         self.serve([archive], {})
 
     def _install_plugins(self) -> None:
+        # k3s' releases make their plugins from these, but are not available as a Go module.
         plugins = [*toolchain.reference_plugins().iterdir(), flannel.programs() / "flannel"]
         self.types(f"mkdir -p {PLUGINS}; cp {shlex.join(map(str, plugins))} {PLUGINS}")
 
@@ -71,14 +71,14 @@ class K3sMachine(Machine, Kubectl):
         self.k3s.start(self.inside(*words))
 
     def _network(self) -> Path:
-        """Return the file of k3s' CNI configuration, with an older `cniVersion` than k3s' own,
-        which the flannel plugin here does not understand."""
+        """Write a CNI configuration like k3s' own, and return its path."""
         file = self.folder / "flannel.conflist"
         flannel_plugin = {
             "type": "flannel",
             "delegate": {"hairpinMode": True, "forceAddress": True, "isDefaultGateway": True},
         }
         plugins = [flannel_plugin, {"type": "portmap", "capabilities": {"portMappings": True}}]
+        # k3s' own has a newer `cniVersion`, which this flannel plugin does not understand.
         file.write_text(json.dumps({"name": "cbr0", "cniVersion": "0.3.1", "plugins": plugins}))
         return file
 

@@ -22,8 +22,7 @@ SOCKET, FILES = "unix:///run/pyrunc/cri.sock", "/etc/pyrunc/config.toml.d"
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
-    """Provide a machine on which the commands of docs/install.md have run. Leaks are checked after
-    the cluster's end."""
+    """Provide a machine on which the commands of docs/install.md for k3s have run."""
     with ledger.nothing_left("the cluster"):
         started = K3sMachine(Path(tmp_path_factory.mktemp("k3s")))
         try:
@@ -73,17 +72,17 @@ def test_a_pod_has_an_address_of_flannels_range(machine: K3sMachine) -> None:
 
 
 def test_logs_and_exec_work(machine: K3sMachine) -> None:
-    """Both go through k3s' tunnel to its kubelet, and exec on to our streaming server."""
+    # Both go through k3s' tunnel to its kubelet, and exec on to our streaming server.
     assert machine.kubectl("logs", "web").stdout == "hello\n"
     assert machine.kubectl("exec", "web", "--", "cat", "/tmp/page").stdout == "found\n"
 
 
 def test_another_pod_reaches_a_pod_by_its_service(machine: K3sMachine) -> None:
-    """The connection uses flannel's bridge, and the address that k3s' kube-proxy has made."""
     machine.kubectl("expose", "pod", "web", "--port=80")
     address = machine.kubectl("get", "service", "web", "-o", "jsonpath={.spec.clusterIP}").stdout
     run(machine, "asks", "sleep 100000")
 
+    # Over flannel's bridge, to the address that k3s' kube-proxy has made.
     fetch = ["exec", "asks", "--", "timeout", "10", "wget", "-qO-", f"http://{address}/page"]
 
     def answered() -> bool:

@@ -1,5 +1,4 @@
-"""Provides one cluster of two nodes with flannel between them. Leaks are checked once, after its
-end."""
+"""Provides one cluster of two nodes with flannel between them."""
 
 from __future__ import annotations
 
@@ -25,15 +24,16 @@ _WEB = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give every test the long timeout, because the first one waits for the builds of Kubernetes
-    and flannel."""
+    """Give every test the long timeout."""
+    # The first test waits for the builds of Kubernetes and flannel.
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(BUILD_TIMEOUT_S))
 
 
 def web_server(node: AnyNode) -> Manifest:
-    """Return the pod `webN` of node N; its web server answers with the client's address."""
+    """Return the manifest of the pod `webN` of node N; its web server answers with the client's
+    address."""
     return pod(f"web{node.number}", shell(_WEB), nodeName=node.host)
 
 

@@ -1,4 +1,4 @@
-"""Pods on two nodes reach each other over flannel, whose plugin delegates to our bridge and
+"""Tests that pods on two nodes reach each other over flannel, whose plugin calls our bridge and
 host-local."""
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def test_packets_use_the_device_of_the_backend(hosts: Hosts) -> None:
 
 
 def test_links_of_pods_have_flannels_settings(hosts: Hosts) -> None:
-    """The settings that flannel passes to our bridge are the tunnel's MTU, the gateway's address,
+    """Flannel passes these settings to our bridge: the tunnel's MTU, the gateway's address,
     hairpin, and no masquerade."""
     mtu = 1450 if hosts.flannel.backend == "vxlan" else 1500
     for node in hosts.nodes:
@@ -97,7 +97,8 @@ def test_links_of_pods_have_flannels_settings(hosts: Hosts) -> None:
 
 
 def test_nodes_know_their_own_pods_only(hosts: Hosts) -> None:
-    """Each server has its own folders, and the other node's are empty in its mount namespace."""
+    """Each server has its own folders and lists its own pods; the other node's folders are empty in
+    its mount namespace."""
     for node, other in hosts.pairs():
         assert node.output(f"ls -A {other.folder}") == ""
         assert "state" in node.output(f"ls -A {node.folder}").split()
@@ -139,8 +140,8 @@ def test_a_pod_reaches_host_ports_of_the_other_node(hosts: Hosts, kube: Kube) ->
 def test_a_pod_that_goes_leaves_nothing_and_a_restarted_server_goes_on(
     hosts: Hosts, kube: Kube
 ) -> None:
-    """After kill -9 of one node's server the pods' connections still work. The next server deletes
-    the pod of the first one, and a new pod can be reached."""
+    """After kill -9 of one node's server its pods still accept connections. The next server deletes
+    a pod that the killed one started, and a new pod can be reached."""
     first, second = hosts.nodes
     gone = kube.run(pod("gone", nodeName=second.host))["status"]["podIP"]
     before = set(views.ports(second))

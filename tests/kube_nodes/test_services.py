@@ -1,4 +1,4 @@
-"""Services: kube-proxy forwards their addresses to pods, also on another node."""
+"""Tests Services: kube-proxy forwards their addresses to pods, also on another node."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ def proxies(flannel: Flannel) -> Iterator[Proxies]:
 def test_a_service_leads_to_the_pod_of_the_other_node(
     hosts: Hosts, kube: Kube, proxies: Proxies
 ) -> None:
-    """The test connects in both directions, by the address that kube-proxy's rules translate, and
-    also from the node itself."""
+    """A pod and its node both reach the other node's pod by the address of its Service."""
     for node, other in hosts.pairs():
         name = f"web{other.number}"
         kube("expose", "pod", name, "--port=8000", "--target-port=80")
