@@ -1,4 +1,4 @@
-"""Checks docs/compare.md: every test that a row names exists and is collected."""
+"""Checks docs/compare.md: every test that a row names exists and is collected by pytest."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests messages with descriptors over a socket pair: all sizes, and packets that are not our
+"""Tests messages with descriptors over a socket pair: all sizes, and packets that are no valid
 messages."""
 
 from __future__ import annotations

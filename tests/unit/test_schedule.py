@@ -1,4 +1,4 @@
-"""Tests how test files are divided into units, which two workers of a run execute in parallel."""
+"""Tests how test files are grouped into units, which two workers run in parallel."""
 
 from __future__ import annotations
 

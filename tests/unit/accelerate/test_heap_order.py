@@ -1,5 +1,5 @@
-"""Tests the order of blocks in the snapshot (pyrunc/accelerate/heap_order.c): blocks that a command
-writes to lie side by side."""
+"""Tests the order of blocks in the snapshot (pyrunc/accelerate/heap_order.c): memory blocks to
+which a command writes are neighbours."""
 
 from __future__ import annotations
 

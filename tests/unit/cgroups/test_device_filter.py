@@ -17,7 +17,7 @@ MKNOD, READ, WRITE = 1, 2, 4
 
 
 def execute(code: list[filter.Instruction], kind: int, major: int, minor: int, bits: int) -> int:
-    """Run the program on one access to a device, as the kernel does; return its verdict."""
+    """Run the eBPF program on one access to a device, as the kernel does; return its verdict."""
     context = {0: bits << 16 | kind, 4: major, 8: minor}
     registers, at = [0] * 11, 0
     for _ in range(len(code) + 1):

@@ -130,8 +130,8 @@ def test_the_request_must_match_the_checkpoint() -> None:
 
 @pytest.mark.parametrize("kind", ["network", "pid", "ipc"])
 def test_a_restore_needs_the_same_namespaces_of_the_host(tmp_path: Path, kind: str) -> None:
-    """Without the check, CRIU would restore the process into the host's namespace, although its new
-    pod has another one."""
+    """Without the check, CRIU would restore a process that used the host's namespace into it,
+    although the new pod has its own."""
     kinds = {"network", "pid", "ipc", "mount", "uts"}
     all_own, one_less = namespaces(*kinds), namespaces(*kinds - {kind})
     for before, now, words in (

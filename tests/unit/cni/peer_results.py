@@ -1,4 +1,5 @@
-"""Results of the CNI command ADD by network add-ons, as in their sources and bug reports."""
+"""Results that network add-ons return for the CNI command ADD, from their sources and bug
+reports."""
 
 from __future__ import annotations
 

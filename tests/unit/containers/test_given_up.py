@@ -33,8 +33,8 @@ class Slow:
         assert self._may_end.wait(PATIENCE_S)
 
     async def end_after(self, task: asyncio.Task[Any], what: Callable[[], object]) -> None:
-        """Call `what` while the thread is in this function, give `task` time to continue too early,
-        and then let the function return."""
+        """Call `what` while the thread is in this function, then let `task` run for a while, and
+        only then let the function return."""
         assert await asyncio.to_thread(self.begun.wait, PATIENCE_S)
         what()
         await asyncio.wait([task], timeout=A_WHILE_S)

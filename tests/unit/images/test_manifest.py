@@ -1,4 +1,5 @@
-"""Tests that manifests and configurations of hostile images keep little memory, or are refused."""
+"""Tests that manifests and configurations of hostile images occupy little memory, or are
+refused."""
 
 from __future__ import annotations
 

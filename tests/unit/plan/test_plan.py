@@ -63,7 +63,7 @@ def plan(change: dict[str, Any] | None = None, **more: Any) -> Plan:
 def test_a_cgroup_mount_repeats_the_options_of_the_machines_superblock(
     namespaces: list[dict[str, str]], options: tuple[tuple[str, None], ...]
 ) -> None:
-    """Without the options, a mount in the initial cgroup namespace would reset those of the
+    """Without these options, a mount in the initial cgroup namespace would clear the options of the
     machine's only cgroup2 superblock. A mount in a new cgroup namespace needs none."""
     host = HOST.replace(cgroup_options=("nsdelegate", "memory_recursiveprot"))
     spec = plan_spec({"linux.namespaces": namespaces})
@@ -512,8 +512,8 @@ def test_a_bind_has_this_line() -> None:
 
 
 def test_cached_fragments_have_the_lines_of_their_plan() -> None:
-    """Plans share cached parts of programs, at different lines. An error names the line in the plan
-    that has failed."""
+    """Plans share cached parts of programs, although their lines differ. An error names the line in
+    the failed plan."""
     longer = plan({"process.terminal": True}, keyring="k", parent=ParentOptions(record=True))
     for built in (plan(), longer, plan()):
         program = lower(built).program

@@ -162,7 +162,7 @@ class World:
 
 @pytest.fixture
 def open_world(tmp_path: Path) -> Any:
-    """Return a function that makes a `World` with other limits."""
+    """Return a function that makes a `World` with the given limits."""
 
     def make(*, greeting_s: float = 10.0, **limits: Any) -> World:
         return World(tmp_path, replace(Http2Limits(), **limits), greeting_s)
@@ -563,8 +563,8 @@ async def test_work_that_ignores_its_reset_counts_as_an_open_stream(open_world: 
 async def test_replies_wait_while_the_client_does_not_read(
     world: World, raw: Raw, name: str
 ) -> None:
-    """While one reply waits for the client's flow-control window, which is 0, no other reply is
-    computed."""
+    """While one reply waits for the client's flow-control window, which is 0, no other reply of the
+    connection is computed."""
     count, size = 12, 8 << 20
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     for number in range(1, 2 * count, 2):
@@ -582,7 +582,7 @@ async def test_replies_wait_while_the_client_does_not_read(
 
 
 async def test_a_call_that_ends_before_its_reply_blocks_no_other(world: World, raw: Raw) -> None:
-    """When a call ends by a reset or its deadline, the calls behind it are answered."""
+    """When a call ends by a reset or its deadline, the calls that wait behind it are answered."""
     await raw.send(frames.PREFACE + frames.settings({frames.Setting.INITIAL_WINDOW_SIZE: 0}))
     size = b"%d" % (8 << 20)
     await raw.send(raw.call(1, "large", size))

@@ -18,8 +18,8 @@ LINE = b"2026-01-31T12:00:00.000000001Z stdout F " + b"x" * 59 + b"\n"
 
 @pytest.fixture
 def limited() -> Iterator[None]:
-    """Limit the size of files (RLIMIT_FSIZE) in place of a full disk: write(2) writes up to the
-    limit, then fails with EFBIG."""
+    """Set RLIMIT_FSIZE, which stands for a full disk: write(2) writes up to the limit, then fails
+    with EFBIG."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield

@@ -258,7 +258,7 @@ def glibc_reads(function: str, result: type[ctypes.Structure], path: Path) -> An
 def test_a_line_of_passwd_is_parsed_like_runc(
     tmp_path: Path, line: str, glibc: Ids, musl: Ids, runc: Ids, ours: Ids
 ) -> None:
-    """As the only exception, a line that runc would read as root by mistake is skipped."""
+    """A line that runc would read as root by mistake is skipped."""
     file = tmp_path / "passwd"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetpwent", _Passwd, file)
@@ -278,7 +278,7 @@ def test_a_line_of_group_is_parsed_like_runc(
     runc: int | None,
     ours: int | None,
 ) -> None:
-    """As the only exception, a line with an invalid number is skipped."""
+    """Unlike in runc, a line with an invalid number is skipped."""
     file = tmp_path / "group"
     file.write_bytes(f"{line}\n".encode())
     entry = glibc_reads("fgetgrent", _Group, file)

@@ -16,8 +16,8 @@ from cri_server.spec import sources
 
 @pytest.fixture
 def taken_after_listing(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
-    """Return a function. It takes the path of a file, which is removed right after its folder has
-    been listed."""
+    """Return a function: the file that it gets is removed as soon as the file's folder has been
+    listed."""
     listdir, scandir = os.listdir, os.scandir
 
     def take(path: Path) -> None:

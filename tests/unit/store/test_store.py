@@ -1,4 +1,4 @@
-"""Tests records, the index, deletion, joined operations and step journals."""
+"""Tests records, the index, deletion, operations that callers share, and journals of steps."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ def test_a_headers_frame_can_end_a_stream() -> None:
 
 
 def conversation() -> tuple[bytes, list[Event]]:
-    """Return the bytes of a client's whole session and the events that they mean."""
+    """Return the bytes of a client's whole session, and the server's events for them."""
     client, server = pair()
     sent = b""
     for role in ("error", "stdin", "stdout"):

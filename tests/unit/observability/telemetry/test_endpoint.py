@@ -34,7 +34,7 @@ async def served(tmp_path: Path) -> AsyncIterator[str]:
 
 
 async def ask(path: str, request: bytes) -> bytes:
-    """Send a request; return all that the server sends until it closes."""
+    """Send a request; return all that the server sends until it closes the connection."""
     reader, writer = await asyncio.open_unix_connection(path)
     writer.write(request)
     writer.write_eof()
@@ -102,8 +102,8 @@ async def test_a_flood_of_connections_is_bounded(served: str) -> None:
 
 
 async def test_the_oldest_idle_connections_are_closed_at_the_limit() -> None:
-    """When there are more idle connections than the limit, requests still get responses, also a
-    second one on a connection."""
+    """When idle connections exceed the limit, each request still gets a response, also the second
+    on a connection."""
     endpoint = Endpoint("127.0.0.1:0", {"/metrics": hello})
     await endpoint.start()
     try:

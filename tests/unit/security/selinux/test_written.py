@@ -1,5 +1,5 @@
-"""Tests the labels that reach the kernel in system calls of compiled programs and in mount options,
-which are recorded instead of executed."""
+"""Tests the labels that reach the kernel: system calls of compiled programs and mount options are
+recorded instead of executed."""
 
 from __future__ import annotations
 
