@@ -1,7 +1,7 @@
-"""A server like the version before the keeper: each pod has its own shim, which speaks shim
+"""A server like the last version without a keeper: each pod has its own shim, which speaks shim
 protocol 2. Started as `python -m tests.cri.earlier_version serve …`.
 
-Its calls, records on disk and descriptors were compared with those of that version.
+Its calls, records on disk and descriptors were compared with that version's.
 """
 
 from __future__ import annotations

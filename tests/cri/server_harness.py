@@ -63,8 +63,8 @@ CONFLIST = {
 
 
 class Server:
-    """`pyrunc-cri serve` with throwaway folders; a context manager that removes all pods at its
-    end."""
+    """Runs `pyrunc-cri serve` with throwaway folders; a context manager that removes all pods at
+    its end."""
 
     def __init__(
         self,
@@ -491,7 +491,8 @@ class Server:
 
 
 def server_fixture(scope: Literal["function", "module", "package"], **options: Any) -> Any:
-    """Return a fixture: a server with these options, which has loaded the busybox image."""
+    """Return a fixture that provides a server with these options, which has loaded the busybox
+    image."""
 
     @pytest.fixture(scope=scope)
     def server() -> Iterator[Server]:

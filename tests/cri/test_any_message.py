@@ -107,7 +107,7 @@ class World:
         return self.server.container_config(COMMAND, metadata=api.ContainerMetadata(name=name))
 
     def base(self, call: str) -> Any:
-        """Return a request that succeeds. For a call in `DESTRUCTIVE` it names an unknown object,
+        """Return a valid request. For a call in `DESTRUCTIVE` the request names an unknown object,
         so that nothing is destroyed."""
         request = getattr(api, calls()[call].input_type.name)()
         fields = request.DESCRIPTOR.fields_by_name
@@ -163,8 +163,8 @@ class World:
         return "OK", "", answer
 
     def follow(self, message: Message, answer: Any) -> None:
-        """Let later messages name the object that the answer reports; remove the oldest objects
-        beyond `KEPT`, and replace removed ones."""
+        """Let later messages name the pod or container that the answer reports; remove the oldest
+        ones beyond `KEPT`, and replace removed ones."""
         things = self.things
         if message.call == "RunPodSandbox":
             self._keep(things.pods, self.made_pods, answer.pod_sandbox_id, self.server.remove_pod)

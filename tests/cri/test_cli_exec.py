@@ -44,7 +44,7 @@ def test_two_dashes_within_the_command_belong_to_the_command(web: Server) -> Non
 
 
 def test_piped_input_ends_without_a_terminal(web: Server) -> None:
-    """If stdin is not a terminal, the command gets none despite `-t`, as in kubectl: on a terminal
+    """If stdin is a pipe, the command gets no terminal despite `-t`, as in kubectl: on a terminal
     its input would never end."""
     done = cli(web, "exec", "-it", "web/c", "cat", stdin=b"line\n")
     assert done.stdout == b"line\n" and b"stdin is not a terminal: -t is ignored" in done.stderr

@@ -1,5 +1,5 @@
-"""Tests the client on containerd's socket: verbs of CRI work, and others report what they need.
-crictl prints the same JSON for both servers."""
+"""Tests that the client prints the same JSON as crictl, for this server and for containerd. On
+containerd verbs of CRI work, and others report what they need."""
 
 from __future__ import annotations
 

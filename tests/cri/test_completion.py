@@ -1,5 +1,5 @@
-"""Tests completion of names in bash, zsh and fish on a terminal, with installed and evaluated
-scripts."""
+"""Tests completion of names in bash, zsh and fish on a terminal; the shell has installed the script
+or evaluates it."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def test_pods_of_earlier_shims_move_while_they_run(server: Server, module: str) 
 
 @pytest.mark.parametrize("module", [THIS, BEFORE_6_15])
 def test_exits_around_the_move_are_known(server: Server, module: str) -> None:
-    """Exit codes and output are known of containers that end before, while and after their shim is
-    replaced."""
+    """The exit codes and output of containers that end before, while and after their shim is
+    replaced are known."""
     pods = [server.run_pod() for _ in range(2)]
     codes = {}
     for number in range(30):
@@ -129,7 +129,7 @@ def test_a_stopped_earlier_shim_ends_when_its_pod_has_ended_without_a_server(
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of a process, also zombies."""
+    """Return the pids of the children of a process, including zombies."""
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 

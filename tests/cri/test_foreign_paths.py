@@ -132,8 +132,8 @@ def code_and_message(
 def test_only_the_server_looks_up_the_volume(
     server: Server, volume: fuse.Volume, propagation: int
 ) -> None:
-    """The volume gets a single request: compiling and launching the container cause none. No
-    descriptor of the volume stays open."""
+    """The volume gets a single request, from the server: compiling and launching the container
+    cause none. No descriptor of the volume stays open."""
     pod = server.run_pod()
     volume.hang(after_looks=1)
     container = server.create(pod, container_config(server, of(volume, propagation=propagation)))
@@ -277,7 +277,7 @@ def starts_again(server: Server, volume: fuse.Volume) -> None:
 def test_a_container_can_have_more_mounts_than_a_message_has_descriptors(
     server: Server, tmp_path: Path
 ) -> None:
-    """Plain mounts have no limit. ID-mapped mounts have one, which the error names."""
+    """Plain mounts have no limit. ID-mapped mounts have a limit, which the error names."""
     pod, mounts = server.run_pod(), []
     for number in range(MANY):
         (tmp_path / str(number)).mkdir()

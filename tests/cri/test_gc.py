@@ -41,7 +41,7 @@ def gone(things: Things, action: str = "removed") -> set[tuple[str, str]]:
 
 
 def litter(server: Server) -> dict[tuple[str, str], Path]:
-    """Make one unused thing of each kind; return their paths by (kind, name) as `gc` lists them."""
+    """Make one unused thing of each kind; return a dict: (kind, name) in gc's words -> path."""
     images = server.root / "images"
     stray = {
         ("blob", "1" * 64): images / "blobs/sha256" / ("1" * 64),

@@ -1,5 +1,5 @@
 """Tests the keeper (pause/keeper.c): pods continue when any or all other processes are killed, or
-the keeper alone, on every kernel."""
+the keeper alone."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ def test_the_exit_code_of_a_killed_shims_container_is_reported(
 
 
 def test_a_killed_keeper_loses_at_most_exit_codes_of_its_own_time(server: Server) -> None:
-    """If a shim is killed after the keeper, its containers may lose their exit codes; containers of
-    later shims do not."""
+    """If a shim is killed after the keeper, containers of this shim may lose their exit codes;
+    containers of later shims do not."""
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("exit 42")))
     server.wait_logged(container, "ready")
@@ -198,7 +198,7 @@ def launch_counting(server: Server) -> tuple[str, str]:
 
 
 def test_pods_survive_when_all_killed_but_the_keeper(server: Server) -> None:
-    """The exit code and the last output of a container that ends meanwhile are known, too."""
+    """Pods continue, and the exit code and output of a container that ends meanwhile are known."""
     pods = dict(launch_counting(server) for _ in range(3))
     pod, *_ = pods
     ending = server.launch(
@@ -298,7 +298,7 @@ def test_a_stopped_keeper_delays_no_call(server: Server) -> None:
 
 
 def test_keeper_and_shims_killed_at_once_leave_nothing(server: Server) -> None:
-    """No shim can take over the pods: their processes are ended, and new pods run."""
+    """No shim can take over the pods afterwards: their processes are ended, and new pods run."""
     pod, container = launch_counting(server)
     process = pid_of(server, container)
     kill(keeper_pid(server.state), *shims(server))

@@ -1,5 +1,5 @@
 """Tests the life of a pod and its container over the real socket, call by call, with the lists and
-status after each."""
+status after each call."""
 
 from __future__ import annotations
 

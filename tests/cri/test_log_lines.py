@@ -39,7 +39,7 @@ class Log:
         ]
 
     def wait(self, message: str) -> dict[str, Any]:
-        """Wait until the log has a record with this message; return the first one."""
+        """Wait for a record with this message; return the first one."""
         deadline = time.monotonic() + 30
         while True:
             for record in self.records():

@@ -144,7 +144,7 @@ def test_removing_an_image_removes_its_files(server: Server) -> None:
 
 
 def test_a_restart_may_change_the_store(own_server: Server) -> None:
-    """If `[images] store` changes, images on disk keep their form, and later ones get the new
+    """If `[images] store` changes, images on disk keep their form; later images get the new
     form."""
     server = own_server
     pod = server.run_pod(host_network=True)

@@ -115,8 +115,8 @@ ADD_ONS = {
 
 @pytest.mark.parametrize("add_on", ADD_ONS)
 def test_an_add_ons_pod_sees_names_appear_and_disappear(server: Server, add_on: str) -> None:
-    """With mountPropagation HostToContainer, an add-on's pod sees the names of pods that start and
-    stop later."""
+    """With mountPropagation HostToContainer, an add-on's pod sees the namespace names of later pods
+    until they stop."""
     folder, of_name = ADD_ONS[add_on]
     folder = folder or str(server.names)
     mount = api.Mount(

@@ -408,8 +408,8 @@ def test_a_second_server_on_any_of_the_folders_is_refused(
 
 @pytest.mark.parametrize("change", ["root", "state"])
 def test_folders_that_do_not_belong_together_are_refused(server: Server, change: str) -> None:
-    """A server does not start with the root directory of these pods and another state directory, or
-    the other way round."""
+    """While pods run, a server with their root directory and another state directory, or the other
+    way round, does not start."""
     pod = server.run_pod()
     container = server.launch(pod)
     server.stop()
@@ -478,7 +478,7 @@ def nothing_left(server: Server) -> None:
 
 
 def nothing_but_networks(server: Server) -> None:
-    """Check that nothing is left, except the names of network namespaces."""
+    """Check that no record, folder or cgroup is left. Names of network namespaces may remain."""
     # DEL needs the names until the plugin releases the networks.
     assert not server.pods() and not server.containers()
     for folder in (

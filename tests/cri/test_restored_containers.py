@@ -88,8 +88,8 @@ def test_a_layer_in_the_form_of_containerd_is_restored(
 
 
 def test_archives_of_other_engines_are_restored(server: Server, criu: Path, tmp_path: Path) -> None:
-    """The restored container has the archive's mode of the root folder, and placeholders for mounts
-    of the archive that are not in the request."""
+    """The root folder has the mode from the archive, and mounts of the archive that are not in the
+    request have placeholders."""
     places = ("/run/.containerenv", "/run/secrets")
     binds = [
         {"destination": place, "type": "bind", "source": "/nowhere", "options": ["bind"]}

@@ -180,7 +180,7 @@ def test_containers_of_another_runtime_survive_a_restart_of_the_server(
 
 
 def test_another_shim_takes_over_a_container_of_another_runtime(own_server: Server) -> None:
-    """The shim that takes over stops and removes the container through runc."""
+    """The shim that takes over a container of runc stops and removes the container through runc."""
     server = own_server
     pod = run_pod(server, "runc")
     container = server.launch(pod, server.container_config(TRAP))
@@ -256,7 +256,8 @@ def test_status_lists_the_handlers_and_their_features(server: Server) -> None:
 
 @pytest.mark.requirement("6.10", "12.1")
 def test_recursively_read_only_mounts_need_a_runtime_with_this_feature(server: Server) -> None:
-    """Without the feature the error is RROUnsupported: mounts below would be writable."""
+    """If a runtime lacks the feature, CreateContainer fails with RROUnsupported: mounts below would
+    be writable."""
     folder = server.folder / "rro"
     (folder / "inner").mkdir(parents=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", folder / "inner"], check=True)

@@ -1,5 +1,5 @@
-"""Tests the commands for people with a real server: manifests, lists, logs, exec, images; and
-errors in manifests."""
+"""Tests the client's commands with a real server: manifests, lists, logs, exec, images; and errors
+in manifests."""
 
 from __future__ import annotations
 
@@ -470,8 +470,8 @@ def test_verbose_status_is_json(server: Server) -> None:
 
 
 def test_run_provides_config_maps_and_secrets(server: Server) -> None:
-    """The objects come from another file than the pod. The content in env and volumes, modes and
-    read-only mounts are kubelet's."""
+    """ConfigMap and Secret are in another file than the pod. Variables, files, their modes and
+    read-only mounts are as with kubelet."""
     objects = server.folder / "objects.yaml"
     objects.write_text("""
 {apiVersion: v1, kind: ConfigMap, metadata: {name: settings},

@@ -32,7 +32,7 @@ class Pod:
 
 
 class Calls(RuleBasedStateMachine):
-    """Uses one server for all sequences; each sequence begins and ends without objects."""
+    """Uses one server for all sequences; each sequence begins and ends without pods."""
 
     server: Server
     numbers = 0

@@ -41,8 +41,8 @@ own_server = server_fixture("function", network=False)
 
 @contextlib.contextmanager
 def stopped_at(pids: set[int], call: str, when: str) -> Iterator[None]:
-    """Stop the processes and their forks at their first system call `call`, before it (`enter`) or
-    after it (`exit`), until the end of the block, also when they are killed."""
+    """Stop the processes and their forks at their first system call `call`, before (`enter`) or
+    after it (`exit`). They stay stopped until the end of the block, even if they are killed."""
     attached = [word for pid in pids for word in ("-p", str(pid))]
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}"]
     inject = ["-e", f"inject={call}:delay_{when}={STOPPED_US}:when=1"]
@@ -62,7 +62,7 @@ def traced(pid: int) -> bool:
 
 
 def groups(server: Server, identifier: str) -> list[Path]:
-    """Return the cgroups of a container or a pod."""
+    """Return the paths of the cgroups of a container or a pod."""
     return [
         path for root in server._cgroups() for path in root.rglob("*") if identifier in path.name
     ]
@@ -146,7 +146,7 @@ def test_a_created_container_starts_after_its_server_was_killed(own_server: Serv
 
 
 def test_an_unfinished_start_ends_when_shim_and_server_are_killed(own_server: Server) -> None:
-    """The processes of the unfinished start end. The container then can be started, or has
+    """The processes of the unfinished start end. Afterwards the container can be started, or has
     exited."""
     server = own_server
     pod = server.run_pod(host_network=True)

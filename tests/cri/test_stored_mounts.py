@@ -27,7 +27,7 @@ CONTENT = os.urandom(2_000_000)  # the kernel may reclaim some pages at any time
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """Provide a server that has loaded the image with `big`."""
+    """Provide a server that has loaded an image with the file `big`."""
     with Server(network=False, settings={"images": {"store": "erofs"}}) as started:
         load(started)
         yield started

@@ -166,8 +166,8 @@ def test_gc_knows_the_folders_of_run(server: Server) -> None:
 def test_gc_releases_the_network_of_a_lost_pod_only_by_force(
     server: Server, tmp_path: Path
 ) -> None:
-    """If a pod's record and its add-on are gone, gc alone can name the pod, and only `gc --force`
-    releases its address."""
+    """If a pod's record and its network add-on are gone, only `gc --force` can release the pod's
+    address."""
     configure(server, "add-on")
     plugin = install(server, "add-on")
     run(server, tmp_path)

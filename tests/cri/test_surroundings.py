@@ -102,7 +102,7 @@ def limits_of(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def expected_limits() -> dict[str, tuple[int, int]]:
-    """Return LIMITS, lowered where a server without CAP_SYS_RESOURCE cannot set them."""
+    """Return LIMITS, lowered to those that the server may set."""
     limits = {}
     for name, (soft, hard) in LIMITS.items():
         own = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[1]

@@ -267,8 +267,8 @@ def test_all_shims_can_be_killed_at_once(server: Server) -> None:
 
 
 def test_shims_may_be_killed_while_pods_are_busy(server: Server) -> None:
-    """Containers that count lose at most a line for each kill; meanwhile other containers start and
-    end."""
+    """Containers that write numbers lose at most one line for each kill; meanwhile other containers
+    start and end."""
     chance = random.Random(7)
     pods = [server.run_pod() for _ in range(3)]
     counting = [server.launch(pod, server.container_config(COUNTS)) for pod in pods]
@@ -411,8 +411,8 @@ def test_a_log_that_cannot_be_opened_ends_no_container(server: Server) -> None:
 
 
 def test_a_failed_takeover_ends_no_other_shim() -> None:
-    """If a pod cannot be taken over, all attempts use the same new shim. Then the pod ends, and the
-    shim still serves another pod."""
+    """If a pod cannot be taken over, all attempts use the same new shim. Then the pod ends, and
+    that shim still serves another pod."""
     with Server(settings={"shims": {"count": 1}}) as server:
         server.load_image()
         pod, other_pod = server.run_pod(), server.run_pod()

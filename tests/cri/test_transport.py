@@ -142,7 +142,7 @@ def reset_peak(server: Server) -> None:
 
 
 class Client:
-    """Sends raw bytes over a connection."""
+    """Sends raw bytes over a connection to the server."""
 
     def __init__(self, server: Server, greeting: bytes = HELLO) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
@@ -262,8 +262,8 @@ def test_a_connection_with_a_flood_is_closed(
 
 
 def test_a_header_bomb_is_refused(server: Server) -> None:
-    """Requests that refer to one large entry thousands of times are refused one by one, and another
-    request on the connection succeeds."""
+    """Requests that refer to one large header entry thousands of times are refused one by one, and
+    a good request on the same connection succeeds."""
     with served(server), Client(server) as client:
         for stream_id in range(1, 201, 2):
             block = client.block("Version") + client.encoder.encode([("x-bomb", "x" * 4000)])
@@ -423,7 +423,7 @@ def test_many_large_answers_at_once_arrive_whole(server: Server) -> None:
 
 
 def test_large_answers_that_are_not_read_cost_little(server: Server) -> None:
-    """The server does not close the connection of a client that reads no answers, and discards them
+    """The server keeps the connection of a client that reads no answers, and discards the answers
     when the client closes it."""
     container = server.containers()[0].id
     request = api.ExecSyncRequest(container_id=container, cmd=LARGE_ANSWER, timeout=120)

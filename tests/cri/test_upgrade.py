@@ -1,5 +1,5 @@
-"""Tests that a server of another version starts over running pods: shims of its version take them
-over, and no process of the pods ends."""
+"""Tests that a server of another version starts over running pods: shims of that version take over
+the pods, and no process of the pods ends."""
 
 from __future__ import annotations
 
@@ -111,7 +111,8 @@ def test_the_beginning_of_a_line_survives_the_move(server: Server) -> None:
 
 
 def reading(server: Server) -> api.ContainerConfig:
-    """Return a container without a terminal that prints the lines of its stdin."""
+    """Return the configuration of a container without a terminal that prints the lines of its
+    stdin."""
     command = ["sh", "-c", "while read line; do echo got $line; done; echo over"]
     return server.container_config(command, stdin=True, stdin_once=True, log_path="reading.log")
 

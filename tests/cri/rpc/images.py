@@ -26,7 +26,7 @@ def image_status(server: Server, name: str) -> api.Image | None:
 
 
 def images(server: Server, name: str = "") -> list[api.Image]:
-    """Return the listed images, of one name or of all."""
+    """Return the images that ListImages reports, of one name or of all."""
     request = api.ListImagesRequest(filter=api.ImageFilter(image=api.ImageSpec(image=name)))
     return list(server.image.ListImages(request, timeout=RPC_TIMEOUT_S).images)
 

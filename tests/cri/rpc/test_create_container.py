@@ -1,5 +1,5 @@
-"""CreateContainer: the container seen from inside: files, mounts, users, capabilities,
-namespaces."""
+"""CreateContainer: files, mounts, users, capabilities and namespaces as seen inside the
+container."""
 
 from __future__ import annotations
 
@@ -281,7 +281,7 @@ def test_a_cdi_device_adds_its_edits(server: Server) -> None:
 def test_a_folder_of_the_host_can_be_mounted_at_the_same_path(
     server: Server, place: str, below: str
 ) -> None:
-    """In the container, mounts below the folder are the host's as well."""
+    """Mounts of the host below the folder are visible in the container, too."""
     # cAdvisor, node-exporter and device plugins mount such folders.
     mount = api.Mount(container_path=place, host_path=place, readonly=True)
     container = server.launch(server.run_pod(), server.container_config(mounts=[mount]))
@@ -527,8 +527,8 @@ def test_default_mounts_of_every_container(server: Server) -> None:
 
 @pytest.mark.requirement("7.1.3", "7.1.2")
 def test_a_container_has_a_single_group_below_the_parent(server: Server) -> None:
-    """The cgroup is named after the container and contains its execs. The parent, which is
-    kubelet's, stays when the pod is removed."""
+    """The cgroup is named after the container and contains its execs. The parent, which kubelet
+    made, stays when the pod is removed."""
     tree = next(
         p
         for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup"))

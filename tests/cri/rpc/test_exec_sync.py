@@ -1,4 +1,5 @@
-"""ExecSync: output, exit codes, timeouts and descendants."""
+"""ExecSync: output, exit codes, timeouts and descendants of the command; namespaces, user and
+rights."""
 
 from __future__ import annotations
 

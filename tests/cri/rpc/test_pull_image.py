@@ -1,4 +1,5 @@
-"""PullImage: the id, logins, callers that disconnect, and errors. More is in tests/cri/images."""
+"""PullImage: the returned id, logins, callers that disconnect, and errors. tests/cri/images has
+more tests."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ from tests.support.registry import Fault, Registry
 def test_a_pull_by_tag_and_by_digest_returns_the_same_id(
     server: Server, registry: Registry
 ) -> None:
-    """A container of the image shows the same id. If a reference has a tag and a digest, the digest
-    decides."""
+    """A container of the image reports the same id. If a reference has a tag and a digest, the
+    digest decides."""
     digest = registry.push("ids/app:v1", an_image("ids"))
     registry.push("copied/app:latest", an_image("ids"))
     host = registry.host

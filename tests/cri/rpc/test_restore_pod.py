@@ -189,8 +189,8 @@ def test_a_hostile_folder_is_refused(
 def test_removals_with_a_million_folders_are_refused(
     server: Server, criu: Path, tmp_path: Path, paths: list[str]
 ) -> None:
-    """RestorePod refuses a list of removed files below a million folders before it makes one of
-    them."""
+    """If an archive lists removed files below a million folders, RestorePod fails before it makes a
+    folder."""
     folder = saved(tmp_path / "saved", "one")
     # To hide these paths the server would have to make their folders.
     removed = json.dumps(paths).encode()

@@ -110,8 +110,8 @@ def test_a_pod_has_its_sysctls(server: Server) -> None:
 
 
 def test_sysctls_of_the_network_may_name_the_pods_interface(server: Server) -> None:
-    """Sysctls are set when the pod has its interface: those of eth0 and those of all interfaces
-    apply."""
+    """Sysctls of eth0 and of all interfaces apply: the pod's interface exists before they are
+    set."""
     sysctls = {"net.ipv4.conf.eth0.log_martians": "1", "net/ipv6/conf/all/disable_ipv6": "1"}
     pod = server.run_pod(server.pod_config(linux=api.LinuxPodSandboxConfig(sysctls=sysctls)))
     container = server.launch(pod)
@@ -146,7 +146,7 @@ def test_host_ports_are_reachable(server: Server) -> None:
 
 
 def fetch(server: Server, address: str, port: str) -> bytes:
-    """Return what a pod's TCP server sends to a client on the host, which tries again until it
+    """Return what a pod's TCP server sends to a client on the host; retry until the server
     listens."""
     inside = [
         "nsenter",

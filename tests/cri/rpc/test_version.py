@@ -1,4 +1,4 @@
-"""Version: the first call of a client."""
+"""Version, the first call of a client: the reply, and unknown fields in the request."""
 
 from __future__ import annotations
 
