@@ -269,7 +269,7 @@ def test_spdy_headers_are_unpacked_in_linear_time(plain: bytes) -> None:
 
 
 class Pieces:
-    """A socket whose reads return the given pieces, one by one."""
+    """A socket from which `data` is read in pieces of `cut` bytes."""
 
     def __init__(self, data: bytes, cut: int) -> None:
         self.parts = iter([data[at : at + cut] for at in range(0, len(data), cut)])

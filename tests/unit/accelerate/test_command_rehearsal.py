@@ -1,4 +1,4 @@
-"""Tests the commands that run before the interpreter's snapshot is taken."""
+"""Tests the rehearsal of commands, which precedes the snapshot of the interpreter."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_the_memfd_of_the_pause_process_is_labelled(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(pause, "_pause", None)
     descriptor = pause._open_pause("system_u:object_r:container_file_t:s0")
     try:
-        # Without SELinux the kernel stores the label of a file in memory, too.
+        # The kernel stores the label of a memfd without SELinux, too.
         label = os.getxattr(f"/proc/self/fd/{descriptor}", "security.selinux")
         assert label == b"system_u:object_r:container_file_t:s0"
     finally:
