@@ -33,7 +33,7 @@ collect_ignore = (
 
 
 class Boots:
-    """Holds the running guest, if any: the machine has processor time for one emulated guest.
+    """Boots guests, one at a time, because the machine has processor time for one emulated guest.
 
     `api_port` is a port of 127.0.0.1 on the host, which guests see as SERVICES:6443. `processors`:
     the number of processors of each guest.
@@ -45,8 +45,8 @@ class Boots:
         self._running: Guest | None = None
 
     def guest(self, suite: str, disks: Sequence[Path] = (), variant: Variant = PLAIN) -> Guest:
-        """Return a running guest of that suite and variant with the checkout in /root/project and
-        `disks`, by default that of Kubernetes' programs."""
+        """Return a running guest of that suite and variant. It has the checkout in /root/project,
+        and `disks`, by default the disk of Kubernetes' programs."""
         if self._running is None or self._kind != (suite, variant):
             self.stop()
             attached = disks or [guest_disk.kubernetes()]
@@ -71,25 +71,25 @@ class Boots:
 
 @pytest.fixture(scope="package")
 def boots(request: pytest.FixtureRequest) -> Iterator[Boots]:
-    """End the guest after the last test of the folder, because an idle guest takes processor time,
-    too."""
+    """Provide the guests; the last one is powered off after the last test of the folder."""
     # One thread emulates all processors of a guest: with one processor the fast tests take 0.7 of
     # the time. Some slow tests need two (kubelet's static CPU policy).
     slow = any(item.get_closest_marker("slow") for item in request.session.items)
     all_boots = Boots(processors=2 if slow else 1)
     yield all_boots
+    # An idle guest takes processor time, too.
     all_boots.stop()
 
 
 @pytest.fixture(scope="module")
 def guest(boots: Boots) -> Guest:
-    """Provide Debian 13. Modules share one boot."""
+    """Provide a guest with Debian 13, which the test modules share."""
     return boots.guest("trixie")
 
 
 @pytest.fixture(scope="package")
 def debs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return the Debian package of this tree for the guest, and the same package as version
+    """Return the Debian package of this tree for the guest, and the same package with the version
     LATER."""
     folder = tmp_path_factory.mktemp("packages")
     own = package.build() if suite() == RELEASE else build_package(RELEASE, folder)

@@ -49,14 +49,15 @@ def checkpoint(server: Server, container: str, location: Path) -> Path:
 
 
 def restore(server: Server, reference: Path | str, config: api.ContainerConfig) -> str:
-    """Restore the container in a new pod, which has another address."""
+    """Restore a container from the archive or image `reference`, in a new pod with another address;
+    return the container's id."""
     config.image.image = str(reference)
     return server.launch(server.run_pod(), config)
 
 
 def goes_on(server: Server, container: str) -> None:
     """Assert that the workload continues to count, has the files that it has written and lacks
-    those that it has removed; stop the container."""
+    those that it has removed. Stops the container."""
     assert wait_until(lambda: server.log_lines(container), 60, 0.5)
     first = int(server.log_lines(container)[0])
     assert first > 5

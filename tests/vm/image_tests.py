@@ -14,11 +14,11 @@ def files(*names: str) -> str:
 
 
 def run(guest: Guest, arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Run the tests on the guest's disk, as on a node: its /tmp is a tmpfs, whose pages cannot be
-    dropped. The guest has no resolver meanwhile: queries would get no reply, and tests of failing
-    pulls would wait too long."""
+    """Run pytest with `arguments` on the guest's disk, while the guest has no resolver."""
+    # Queries would get no reply, and tests of failing pulls would wait too long.
     guest.ssh("mount --bind /dev/null /etc/resolv.conf")
     try:
+        # On the disk, as on a node: the guest's /tmp is a tmpfs, whose pages cannot be dropped.
         remote.run(
             guest, f"-m 'not slow' --basetemp /var/tmp/pytest {arguments}", capsys, timeout_s=3600
         )

@@ -1,5 +1,5 @@
-"""Plays a newcomer who has only docs/: a guest and its cluster's control plane, where the commands
-of a page are run."""
+"""Plays a newcomer who has only docs/: runs the commands of a page on a guest and on its cluster's
+control plane."""
 
 from __future__ import annotations
 
@@ -78,8 +78,8 @@ CLOCK = {
 
 @dataclass(frozen=True)
 class Clock:
-    """A pod of CLOCK. `identity`: its container with the number of restarts and its process' start
-    time; `count`: the last line of its log."""
+    """A pod of the Deployment CLOCK. `identity`: (id of its container, number of restarts, start
+    time of its process); `count`: the last line of its log."""
 
     pod: str
     identity: tuple[str, int, str]
@@ -94,26 +94,26 @@ class Newcomer:
         self.profile = "cd /root"
 
     def types(self, block: str, *, timeout_s: float = 900, **words: str) -> str:
-        """Run a block on the machine, in /root; return its output. Raises RuntimeError when it
-        fails."""
+        """Run a block of shell commands of the docs in /root of the guest; return their output.
+        Raises RuntimeError when one fails. `words`: values for the block's capital words."""
         script = f"{self.profile}\nset -e\n{documents.filled(block, **words)}"
         done = self.guest.ssh(script, timeout_s=timeout_s)
         return (done.stdout + done.stderr).decode(errors="replace")
 
     def types_on_the_control_plane(self, block: str, **words: str) -> str:
-        """Run a block on the control plane; return its output."""
+        """Run a block of shell commands of the docs on the control plane; return their output."""
         return self.cluster.run(documents.filled(block, **words))
 
     def joins(self, block: str, command: str) -> str:
-        """Join the cluster as in the docs, with the token and the hash that `kubeadm token create`
-        has printed."""
+        """Run `block`, which joins the cluster, with the token and the hash in `command`, the
+        output of `kubeadm token create`."""
         token = re.search(r"--token (\S+)", command)
         digest = re.search(r"--discovery-token-ca-cert-hash (\S+)", command)
         assert token and digest, command
         return self.types(block, CONTROL_PLANE=SERVICES, TOKEN=token[1], HASH=digest[1])
 
     def until(self, question: str, answer: str, what: str) -> str:
-        """Repeat a command on the control plane until its output contains `answer`."""
+        """Repeat the command `question` on the control plane until its output contains `answer`."""
         output = [""]
 
         def ask() -> bool:
@@ -132,14 +132,14 @@ class Newcomer:
         return output[0]
 
     def runs_clock(self) -> None:
-        """Make the Deployment and wait for its pod."""
+        """Make the Deployment CLOCK and wait for its pod."""
         manifest = self.cluster.folder / "clock.json"
         manifest.write_text(json.dumps(CLOCK))
         self.cluster.run(f"kubectl apply -f {manifest}")
         self.rolled_out()
 
     def restarts_clock(self) -> None:
-        """Replace the pod, and wait for the end of the old one on the node, too."""
+        """Replace the pod of CLOCK, and wait for the end of the old one."""
         self.cluster.run("kubectl rollout restart deployment clock")
         self.rolled_out()
 
@@ -161,7 +161,7 @@ class Newcomer:
         return dict(pods[0])
 
     def clock(self) -> Clock:
-        """Return the pod on our server."""
+        """Return the pod of CLOCK as our server runs it now."""
         pod = self.pod()
         name, (status,) = pod["metadata"]["name"], pod["status"]["containerStatuses"]
         output = self.types(
@@ -171,8 +171,8 @@ class Newcomer:
         return Clock(name, identity, int(output[1]))
 
     def left(self, *not_counted: str) -> set[str]:
-        """Return the files on the disk except below these paths, and the kernel objects, processes
-        and units of this boot that have our name or come from pods."""
+        """Return the files on the disk except below NOT_COUNTED and `not_counted`, and the kernel
+        objects, processes and units of this boot that have our name or come from pods."""
         skipped = " -o ".join(f"-path {path}" for path in (*NOT_COUNTED, *not_counted))
         disk = f"find / -xdev \\( {skipped} \\) -prune -o {FACTS}"
         return set(

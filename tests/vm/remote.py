@@ -17,8 +17,8 @@ def run(
     ledger: str = "",
     timeout_s: float = 2340,
 ) -> None:
-    """Run pytest with `arguments` in the guest's copy of the project; print the tests, and fail
-    with the failed ones."""
+    """Run pytest with `arguments` in the guest's copy of the project; print the outcome of each
+    test, and fail if one failed."""
     environment = f"CI=true PYRUNC_GUEST=1 PYRUNC_LEDGER={ledger}"
     command = (
         f"cd /root/project && {environment} /opt/venv/bin/python -m pytest -v --tb=short"

@@ -1,4 +1,5 @@
-"""Tests a Debian of arm64, emulated as a whole: qemu-user would run it on this machine's kernel.
+"""Tests a Debian of arm64 on an emulated machine: qemu-user would run its programs on this
+machine's kernel.
 
 Emulated processors are fifty times slower than those of this machine: this file takes a quarter of
 an hour on an idle machine, and ten minutes more to build the disk. Its kubelet is cross-built here.

@@ -40,7 +40,8 @@ class Machine:
 
 @pytest.fixture(scope="module")
 def machine(boots: Boots) -> Iterator[Machine]:
-    """Provide a guest with a disk that has the big files."""
+    """Provide a guest with a disk that has containerd's tests and the images of Kubernetes'
+    suite."""
     boots.stop()
     port = free_port()
     program = toolchain.containerd_integration()

@@ -36,7 +36,7 @@ def test_limits_are_enforced(guest: Guest, capsys: pytest.CaptureFixture[str]) -
 def test_pods_survive_kills_without_pidfd_info_exit(
     guest: Guest, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """This kernel does not report how a reaped process ended (PIDFD_INFO_EXIT)."""
+    # Linux 6.1 does not report how a reaped process ended (PIDFD_INFO_EXIT).
     remote.run(
         guest,
         "tests/cri/test_keeper.py -k 'exit_code or all_killed or sessions'",

@@ -1,6 +1,6 @@
 """Tests images on Linux 6.12, which can mount EROFS from files, with a separate mount for each
-container. Runs in the guest tests/cri/images, and tests of containers over such images, of files
-that are sealed with fs-verity, and of mounts that systemd keeps."""
+container. The guest runs tests/cri/images, and tests of containers over such images, of files that
+are sealed with fs-verity, and of mounts that systemd keeps."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def node(guest: Guest, boots: Boots, tmp_path_factory: pytest.TempPathFactory) -
 @pytest.mark.guest
 @pytest.mark.timeout(3600)
 def test_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """With the systemd driver: pods' QoS classes, limits, resize, OOM kills, AppArmor, user
-    namespaces, the server's unit, and the numbers that kubelet shows."""
+    """With the systemd driver, the tests check pods' QoS classes, limits, resize, OOM kills,
+    AppArmor, user namespaces, the server's unit, and the numbers that kubelet shows."""
     remote.run(node, f"-m 'not slow' {INSIDE}", capsys, timeout_s=3300)
 
 
@@ -43,5 +43,6 @@ def test_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]
 @pytest.mark.slow
 @pytest.mark.timeout(3000)
 def test_slow_tests_with_kubelet_pass(node: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """The cgroupfs driver, static CPU and memory policies, swap, eviction, and the watchdog."""
+    """The slow tests check the cgroupfs driver, static CPU and memory policies, swap, eviction, and
+    the watchdog."""
     remote.run(node, f"-m slow {INSIDE}", capsys, timeout_s=2700)

@@ -30,7 +30,7 @@ WHEELS = "/root/wheels"
 
 @pytest.fixture(scope="module")
 def node(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Newcomer]:
-    """Provide a node with containerd and a pod, and the files that a person has downloaded."""
+    """Provide a node with containerd and a pod, and the wheels that a person would download."""
     folder = tmp_path_factory.mktemp("move")
     with newcomer.at_a_new_machine(
         boots, tmp_path_factory.mktemp("control"), [guest_disk.containerd()]
@@ -62,7 +62,8 @@ def bring_wheels(person: Newcomer, folder: Path) -> None:
 
 
 def runtime_of(person: Newcomer, name: str) -> None:
-    """Wait until the cluster lists the node as Ready with the runtime `name`."""
+    """Wait until the cluster lists the node as Ready with the runtime `name`, containerd or
+    pyrunc."""
     output = person.until(
         "kubectl get nodes -o wide", f"{name}://", f"{name} as the node's runtime"
     )

@@ -1,5 +1,5 @@
-"""Tests the OCI runtime in the guest: ordinary users, CRIU and AppArmor; and, because that takes
-long, separately under podman and containerd."""
+"""Tests the OCI runtime in the guest: for ordinary users, with CRIU and AppArmor, and under podman
+and containerd."""
 
 from __future__ import annotations
 

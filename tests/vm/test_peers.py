@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.guest, pytest.mark.slow, pytest.mark.timeout(2400)]
 
 @pytest.fixture(scope="module")
 def with_containerd(boots: Boots) -> Iterator[Guest]:
-    """Provide a separate guest with containerd, runc and the reference plugins at the paths where
-    this machine has built them."""
+    """Provide a separate guest with containerd, runc and the reference plugins at the paths that
+    they have on this machine."""
     boots.stop()
     there = f"/root/.cache/pyrunc/{toolchain.peer().relative_to(toolchain.cache())}"
     try:

@@ -42,10 +42,10 @@ def person(boots: Boots, tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
 
 @pytest.fixture(scope="module")
 def clean(person: Newcomer, debs: tuple[Path, Path]) -> set[str]:
-    """Return the state of the machine before the task; the packages are in /root, which is not
-    compared."""
+    """Put the packages into /root, and return the state of the machine before the tasks."""
     newcomer.push(person.guest, debs[0], "/root/pyrunc_own.deb")
     newcomer.push(person.guest, debs[1], "/root/later/pyrunc_later.deb")
+    # /root is not compared.
     return person.left()
 
 

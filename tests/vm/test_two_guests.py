@@ -1,5 +1,5 @@
 """Tests pods on two machines: flannel's VXLAN between two guests, each with its kernel and systemd,
-and a control plane. The checks are those for two nodes in namespaces of one machine."""
+and a control plane. The tests are those of tests/kube_nodes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PATIENCE_S = 300
 
 
 class PatientKube(Kube):
-    """Runs kubectl, for pods on emulated processors."""
+    """Runs kubectl with longer time limits, for pods on emulated processors."""
 
     def ready(self, name: str, timeout_s: int = 0) -> Manifest:
         return super().ready(name, max(timeout_s, PATIENCE_S))
@@ -41,9 +41,9 @@ class PatientKube(Kube):
 
 @pytest.fixture(scope="module")
 def flannel(boots: Boots) -> Iterator[GuestFlannel]:
-    """Provide two Ready nodes. Their folder has a short path, because the length of socket paths is
-    limited."""
+    """Provide two Ready nodes in guests, with flannel between them."""
     boots.stop()
+    # A short path, because the length of socket paths is limited.
     with tempfile.TemporaryDirectory(prefix="guests-") as folder:
         cluster = GuestCluster(Path(folder))
         try:
@@ -60,7 +60,7 @@ def flannel(boots: Boots) -> Iterator[GuestFlannel]:
 
 @pytest.fixture(scope="module")
 def kube(flannel: GuestFlannel) -> Kube:
-    """Provide kubectl in one namespace, which ends with the guests."""
+    """Provide kubectl in one namespace for all tests."""
     helper = PatientKube(flannel.cluster, "two-guests")
     helper.create_namespace()
     return helper

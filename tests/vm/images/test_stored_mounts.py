@@ -1,9 +1,5 @@
 """Tests that the keeper stores the mounts of images for the next server, under systemd with our
-unit's directives.
-
-A new mount would have no page of a file that only the previous server has read; whether containers
-share pages depends on the kernel (Linux 6.15).
-"""
+unit's directives."""
 
 from __future__ import annotations
 
@@ -139,5 +135,7 @@ def test_the_next_server_gets_the_mount(folder: Path) -> None:
             300,
         )  # type: ignore[misc]
         assert stored(folder) == 1 and unit_property("NFileDescriptorStore") == "0"
+        # A new mount would have no page of a file that only the previous server has read. (Whether
+        # containers share pages depends on the kernel: Linux 6.15.)
         assert cached_pages(mounted_file()) and mounted_file().read_bytes() == CONTENT
     client(folder, "rm", "--force", "--folder", f"{folder}/pods", "stored")

@@ -24,8 +24,9 @@ class DetachedContainer:
         self._cgroups_path, self._options = cgroups_path, options
 
     def pyrunc(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run a command of the runtime. The container keeps its output files open."""
+        """Run a command of the runtime, and return its output."""
         state = str(self.folder / "state")
+        # Into files, because the container keeps its output open.
         with open(self.folder / "out", "w+") as out, open(self.folder / "err", "w+") as err:
             ended = subprocess.run(
                 [*bundle.runtime(), *self._options, "--root", state, *arguments],
@@ -45,7 +46,7 @@ class DetachedContainer:
         resources: dict[str, Any] | None = None,
         annotations: dict[str, str] | None = None,
     ) -> None:
-        """Run the command until it ends or the container is deleted."""
+        """Start the container in the background with `command`."""
         config = bundle.configuration(
             *command, resources=resources or {}, cgroupsPath=self._cgroups_path
         )

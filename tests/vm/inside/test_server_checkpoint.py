@@ -102,8 +102,8 @@ def test_an_archive_has_the_documented_content(server: Server, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_a_redirected_stream_continues_in_the_log(server: Server, tmp_path: Path) -> None:
-    """After the restore the shell writes to the log, although at the checkpoint its stdout and
-    stderr are a file of the container."""
+    """At the checkpoint the shell's stdout and stderr are a file of the container; after the
+    restore they are the log again."""
     wait = "until [ -e /go ]; do sleep 0.1; done >/own 2>/own"
     script = f"{wait}; while :; do echo after; sleep 0.1; done"
     first = server.launch(server.run_pod(), config(server, script))
@@ -116,7 +116,8 @@ def test_a_redirected_stream_continues_in_the_log(server: Server, tmp_path: Path
 
 @pytest.mark.slow
 def test_mounts_come_from_the_new_request(server: Server, tmp_path: Path) -> None:
-    """The archive has no content of volumes: the container sees the volumes of the new pod."""
+    """The archive has no content of volumes: a restored container sees the volumes of its new
+    pod."""
     volumes = [tmp_path / name for name in ("old", "new")]
     for volume in volumes:
         volume.mkdir()
@@ -135,8 +136,6 @@ def test_mounts_come_from_the_new_request(server: Server, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_image_volumes_are_restored(server: Server, tmp_path: Path) -> None:
-    """The volumes have one and two layers. Each volume is an overlay, which is made again and is
-    not in the archive."""
     mounts = []
     for number, layers in enumerate(
         ([{"file": b"below"}], [{"file": b"below"}, {"file": b"above"}])
@@ -150,6 +149,7 @@ def test_image_volumes_are_restored(server: Server, tmp_path: Path) -> None:
     container = server.launch(server.run_pod(), config(server, mounts=mounts))
     wait_beyond(server, container, 5)
     archive = checkpoint(server, container, tmp_path / "a.tar")
+    # The overlay of each volume is not in the archive and is made again.
     restored = restore(server, archive, config(server, mounts=mounts))
     assert server.output(restored, "cat", "/volume0/file", "/volume1/file") == "belowabove"
     assert server.exec(restored, "touch", "/volume0/new").exit_code == 1
@@ -157,8 +157,8 @@ def test_image_volumes_are_restored(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_swapped_mount_source_is_not_mounted(server: Server, tmp_path: Path) -> None:
-    """CVE-2021-25741: a link takes the place of a host path before CRIU mounts it. Sources that are
-    files are tested, too."""
+    """CVE-2021-25741: before CRIU mounts a host path, a link takes its place. The restored
+    container must see the original folder. A mounted file is tested, too."""
     folder, file, secret = (tmp_path / name for name in ("folder", "file", "secret"))
     for path in (folder, secret):
         path.mkdir()
@@ -180,10 +180,11 @@ def test_a_swapped_mount_source_is_not_mounted(server: Server, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_an_image_with_the_annotation_is_restored(server: Server, tmp_path: Path) -> None:
-    """An image whose layer has the files of an archive, as `buildah add` makes it, is restored."""
+    """The image has the annotation org.criu.checkpoint.container.name."""
     first = server.launch(server.run_pod(), config(server))
     wait_beyond(server, first, 3)
     archive = checkpoint(server, first, tmp_path / "a.tar")
+    # A layer with the files of the archive, as `buildah add` makes it.
     image = build.image([archive.read_bytes()])
     annotations = {"org.criu.checkpoint.container.name": "c"}
     server.load_image(oci_archive({CHECKPOINT_IMAGE: image}, annotations=annotations))
@@ -270,8 +271,8 @@ def test_a_restored_container_is_limited_and_confined_again(server: Server, tmp_
 def test_restored_listeners_listen_and_restored_connections_are_closed(
     server: Server, tmp_path: Path
 ) -> None:
-    """The new pod has another address: clients of the first pod continue with the first pod, and no
-    client is connected to the second."""
+    """The new pod has another address: clients of the first pod stay with that pod, and none is
+    connected to the new one."""
     script = (
         "mkdir /www && echo hello > /www/index.html; httpd -p 8080 -h /www; (sleep 10000 | nc"
         " 127.0.0.1 8080) & " + WORKLOAD
@@ -303,8 +304,8 @@ def test_a_damaged_checkpoint_starts_no_process(server: Server, tmp_path: Path) 
 
 @pytest.mark.requirement("4.12.1", "4.12.2")
 def test_a_pod_is_checkpointed_as_a_whole(server: Server, tmp_path: Path) -> None:
-    """Two containers share memory: the reader never has a number that the writer has not written
-    yet."""
+    """A reader and a writer share memory: after the restore the reader never has a number that the
+    writer has not yet written."""
     writer = (
         "i=0; while :; do i=$((i+1)); echo $i > /dev/shm/next; mv /dev/shm/next /dev/shm/n; echo $i"
         " > /next; mv /next /count; sleep 0.02; done"
@@ -351,7 +352,7 @@ def test_a_pod_is_checkpointed_as_a_whole(server: Server, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_commands_checkpoint_and_run(server: Server, tmp_path: Path) -> None:
-    """`run` takes the archive of `checkpoint` in place of an image."""
+    """`pyrunc-cri run` takes an archive of `pyrunc-cri checkpoint` in place of an image."""
     pod = server.run_pod(server.pod_config("verb"))
     container = server.launch(pod, config(server))
     wait_beyond(server, container, 3)
@@ -375,8 +376,6 @@ def test_the_commands_checkpoint_and_run(server: Server, tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_restored_container_can_be_checkpointed_again(server: Server, tmp_path: Path) -> None:
-    """The server is killed in between: the next one starts the container that its predecessor
-    created."""
     container_config = config(server)
     container = server.launch(server.run_pod(), container_config)
     for generation in range(2):
@@ -385,6 +384,7 @@ def test_a_restored_container_can_be_checkpointed_again(server: Server, tmp_path
         at_dump = count(server, container)
         container_config.image.image = str(archive)
         container = server.create(server.run_pod(), container_config)
+        # The next server starts the container that the killed one has created.
         server.restart(Server.kill)
         server.start_container(container)
         wait_beyond(server, container, at_dump)
@@ -394,8 +394,6 @@ def test_a_restored_container_can_be_checkpointed_again(server: Server, tmp_path
 def test_a_checkpoint_needs_a_pod_with_the_same_kind_of_network(
     server: Server, tmp_path: Path
 ) -> None:
-    """In a pod of the other kind CRIU would leave the container in the host's network, or find no
-    network namespace."""
     pods = {host: server.run_pod(host_network=host) for host in (True, False)}
     archives = {}
     for host, pod in pods.items():
@@ -409,6 +407,7 @@ def test_a_checkpoint_needs_a_pod_with_the_same_kind_of_network(
         container_config = config(server, log_path=f"{host}.log")
         container_config.metadata.name = f"again-{host}".lower()
         container_config.image.image = str(archives[host])
+        # Here CRIU would leave the container in the host's network, or find no network namespace.
         with pytest.raises(grpc.RpcError, match=words):
             server.create(pods[not host], container_config)
         goes_on(server, server.launch(pods[host], container_config))

@@ -166,12 +166,12 @@ def test_an_update_changes_limits_in_place(server: Server) -> None:
 
 @pytest.mark.requirement("4.7.1")
 def test_a_memory_limit_below_the_usage_is_refused(server: Server) -> None:
-    """The kernel would kill the container at once."""
     script = "dd if=/dev/zero of=/dev/shm/file bs=1M count=40 2>/dev/null; sleep 1000"
     container = server.container(script, memory_limit_in_bytes=64 * MIB)
     current = server.group(container) / "memory.current"
     assert wait_until(lambda: int(current.read_text()) > 40 * MIB, 60)
     request = api.UpdateContainerResourcesRequest(container_id=container)
+    # With this limit the kernel would kill the container at once.
     request.linux.memory_limit_in_bytes = 16 * MIB
     with pytest.raises(grpc.RpcError) as refused:
         server.client.runtime.UpdateContainerResources(request, timeout=60)
@@ -194,7 +194,7 @@ def test_an_oom_kill_of_the_main_process_is_reported(server: Server) -> None:
 @pytest.mark.requirement("2.9", "14.9")
 @pytest.mark.parametrize("code", [0, 3, 137])
 def test_an_oom_kill_of_a_child_is_reported(server: Server, code: int) -> None:
-    """With both drivers the kernel's count decides, whatever the container's exit code is, as under
+    """The kernel's count of OOM kills decides, whatever the container's exit code is, as under
     containerd and CRI-O."""
     container = server.container(
         f"dd if=/dev/zero of=/dev/null bs=64M count=1; exit {code}", memory_limit_in_bytes=15 * MIB

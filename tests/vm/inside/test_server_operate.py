@@ -57,9 +57,9 @@ def test_doctor_on_a_machine_with_systemd() -> None:
 
 
 def test_images_are_unpacked_where_containers_cannot_share_a_mount() -> None:
-    """This concerns Debian's kernels 6.1 and 6.12. The log gives the reason, and a server that is
-    configured to mount images does not start there."""
     with Server(network=False) as server:
+        # Debian's kernels 6.1 and 6.12. (There a server that is configured to mount images does not
+        # start.)
         assert (
             "images are unpacked and not mounted: each container would have its own"
             " mount" in server.log.read_text()

@@ -31,8 +31,8 @@ class Refused(Exception):
 
 
 class Api:
-    """Sends requests as the cluster's administrator to the API server of the node's
-    configuration."""
+    """Sends requests as the cluster's administrator to the API server of
+    /etc/kubernetes/admin.conf."""
 
     def __init__(self) -> None:
         server = re.search(r"https://([^:]+):(\d+)", Path("/etc/kubernetes/admin.conf").read_text())
@@ -52,7 +52,8 @@ class Api:
         return created
 
     def patch(self, path: str, change: Json, kind: str = STRATEGIC) -> Json:
-        """Change an object or its subresource."""
+        """Change an object or its subresource and return it. `kind`: the content type of the
+        patch."""
         patched: Json = json.loads(self.text("PATCH", path, change, kind))
         return patched
 
@@ -83,7 +84,7 @@ class Api:
     def text(
         self, method: str, path: str, body: Json | None = None, kind: str = "application/json"
     ) -> str:
-        """Return the answer's text. Raises Refused."""
+        """Return the text of the answer. Raises Refused when that is an error."""
         content = None if body is None else json.dumps(body).encode()
         answer = self._pool.request(
             method,

@@ -1,4 +1,5 @@
-"""One node for all tests of this folder. A test that changes kubelet or the server restores it."""
+"""Provides one node for all tests of this folder. A test that changes kubelet or the server
+restores it."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ def node() -> Node:
 
 @pytest.fixture
 def removing(node: Node) -> Iterator[list[str]]:
-    """Provide a list of names of pods, which are removed after the test."""
+    """Provide an empty list: pods whose names a test adds are removed after the test."""
     names: list[str] = []
     yield names
     node.remove(*names)

@@ -115,7 +115,8 @@ class Node:
         name: str = "",
         patience_s: float = PATIENCE_S,
     ) -> Any:
-        """Poll until the condition is true and return its value; the error has the events."""
+        """Poll until the condition is true and return its value. The error has the events of pod
+        `name`."""
         answers: list[Any] = []
 
         def ask() -> Any:
@@ -169,15 +170,15 @@ class Node:
         return str(identifier)
 
     def main_pid(self, pod: Json, container: str = "c") -> int:
-        """Return the pid of the container's first process, from its cgroup; a new scope's
-        placeholder process does not count."""
+        """Return the pid of the container's first process, from its cgroup."""
         pids = map(int, (self.group(pod, container) / "cgroup.procs").read_text().split())
+        # Without the placeholder process of a new scope.
         return min(filter(_is_of_container, pids))
 
     # ---- kubelet and the server
 
     def configure_kubelet(self, **settings: Any) -> None:
-        """Restart kubelet with `settings` over its configuration; without any, as provisioned."""
+        """Restart kubelet with the provisioned configuration and these `settings`."""
         whole = {
             "apiVersion": "kubelet.config.k8s.io/v1beta1",
             "kind": "KubeletConfiguration",

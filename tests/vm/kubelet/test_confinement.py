@@ -106,8 +106,8 @@ def test_an_error_names_a_profile_that_is_not_loaded(node: Node, removing: list[
 
 
 def test_user_namespaces_separate_pods(node: Node, removing: list[str]) -> None:
-    """Root inside is an ordinary user outside, every pod has its own ids, and files belong to the
-    pod's users."""
+    """Root in a pod is an ordinary user of the host, every pod has other ids, and files in the
+    image and on the volume belong to the pod's users."""
     removing += ["mapped", "mapped-too"]
     volume = {"volumeMounts": [{"name": "v", "mountPath": "/v"}]}
     script = (

@@ -60,12 +60,12 @@ def test_a_restarted_container_keeps_its_last_oom_kill(ending: Node) -> None:
 
 
 def test_processes_are_limited(ending: Node) -> None:
-    """podPidsLimit is 512: fork fails with EAGAIN inside, and the node continues."""
+    # The script exits with 44 when fork fails with EAGAIN (podPidsLimit is 512).
     assert ending.ended("forks")["exitCode"] == 44
 
 
 def test_ephemeral_storage_is_limited(ending: Node) -> None:
-    """kubelet measures writable layers through our ContainerStats and evicts pods above their
+    """kubelet measures writable layers through our ContainerStats, and evicts a pod above its
     limit."""
 
     def evicted() -> bool:

@@ -46,7 +46,7 @@ def busy(node: Node) -> Iterator[Json]:
 
 @pytest.fixture(scope="module")
 def numbers(node: Node, busy: Json) -> Json:
-    """Return the pod's entry in kubelet's summary, measured after the script had written its
+    """Return kubelet's numbers of the pod `busy`, measured after its script has written its
     files."""
     start = cpu_ns(node.group(busy))
 
@@ -118,8 +118,7 @@ def test_the_usage_of_a_volume_and_of_the_pods_storage_is_reported(numbers: Json
 
 @pytest.mark.requirement("10.1.14")
 def test_the_number_of_processes_is_reported(node: Node, busy: Json) -> None:
-    """The processes are pause, the shell, its two background sleeps, and from time to time a third
-    sleep. kubelet's summary leaves the number out."""
+    # kubelet's summary leaves the number out.
     with cri.connect(node.socket) as client:
         filter_ = api.PodSandboxFilter(label_selector={"io.kubernetes.pod.name": "busy"})
         (sandbox,) = client.runtime.ListPodSandbox(api.ListPodSandboxRequest(filter=filter_)).items
@@ -127,20 +126,21 @@ def test_the_number_of_processes_is_reported(node: Node, busy: Json) -> None:
         count = client.runtime.PodSandboxStats(
             request, timeout=60
         ).stats.linux.process.process_count.value
+    # pause, the shell, its two background sleeps, and from time to time a third sleep
     assert 4 <= count <= 5
     assert abs(count - int(fact(node.pod_group(busy), "pids.current"))) <= 1
 
 
 @pytest.mark.requirement("10.1.5")
 def test_pods_and_containers_have_pressure_figures(numbers: Json) -> None:
-    """Pressure stall information is on by default since Kubernetes 1.34."""
     (container,) = numbers["containers"]
+    # Pressure stall information is on by default since Kubernetes 1.34.
     for part in (container["cpu"], container["memory"], numbers["cpu"]):
         assert {"full", "some"} <= set(part["psi"])
 
 
 def test_the_figures_of_the_node_are_the_machines(node: Node) -> None:
-    """The node's memory is the machine's, its file system the disk's."""
+    """The node's memory is the machine's, and its file system is the disk's."""
     node_stats = node.summary()["node"]
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(facts["MemTotal"].split()[0]) * 1024

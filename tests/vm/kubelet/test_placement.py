@@ -71,8 +71,9 @@ def placed(request: pytest.FixtureRequest, node: Node) -> Iterator[Placed]:
 
 
 def weight(shares: int) -> str:
-    """Return cpu.weight of a container as runc 1.5 and crun convert it; kubelet's own groups have
-    the older, linear conversion."""
+    """Return the cpu.weight that a container gets for `shares`, converted as by runc 1.5 and
+    crun."""
+    # kubelet's own groups have the older, linear conversion.
     logarithm = math.log2(shares)
     return str(math.ceil(10 ** ((logarithm**2 + 125 * logarithm) / 612 - 7 / 34)))
 
@@ -141,7 +142,7 @@ def test_containers_do_not_swap_by_default(placed: Placed) -> None:
 
 @pytest.mark.requirement("7.2.11")
 def test_an_oom_kill_ends_the_whole_container(placed: Placed) -> None:
-    """kubelet sets memory.oom.group through `unified` (singleProcessOOMKill is off on v2)."""
+    # kubelet sets this file through `unified` (singleProcessOOMKill is off on v2).
     assert {fact(placed.group(name), "memory.oom.group") for name in RESOURCES} == {"1"}
 
 
@@ -184,9 +185,10 @@ def _bytes(quantity: str) -> int:
     return int(quantity[:-2]) * units[quantity[-2:]] if quantity[-2:] in units else int(quantity)
 
 
+# The last test, because it changes a pod.
 def test_a_pod_is_resized_in_place(placed: Placed) -> None:
-    """The limits grow, then shrink: the kernel's files follow, the process stays. The test runs
-    last, because it changes a pod."""
+    """When the limits grow and when they shrink, the kernel's files follow and the process
+    stays."""
     node, name = placed.node, "guaranteed"
     group, pid = placed.group(name), node.main_pid(placed.pods[name])
     for cpu, mebibytes in ((300, 128), (100, 48)):

@@ -43,7 +43,8 @@ def back(node: Node, old_pid: int) -> None:
 
 
 def still_there(node: Node, survivor: Json, pid: int) -> None:
-    """Assert that the pod's process is the same and that kubelet has not restarted it."""
+    """Assert that the process of the pod `survivor` is the same and that kubelet has not restarted
+    it."""
     assert node.main_pid(survivor) == pid
     (status,) = node.pod("survivor")["status"]["containerStatuses"]
     assert (status["restartCount"], "running" in status["state"]) == (0, True)
@@ -66,9 +67,8 @@ def test_systemd_restarts_a_killed_server(node: Node, survivor: Json) -> None:
 
 
 def test_a_restart_keeps_pods(node: Node, survivor: Json) -> None:
-    """The unit has Type=notify: systemctl returns when the new server has loaded its pods and
-    serves calls."""
     pid = node.main_pid(survivor)
+    # Type=notify: systemctl returns when the new server has loaded its pods and serves calls.
     systemctl("restart", UNIT)
     still_there(node, survivor, pid)
 

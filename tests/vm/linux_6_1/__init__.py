@@ -1,2 +1,2 @@
-"""Tests of Linux 6.1 (Debian 12): features that it has in another form than newer kernels, and one
-that it lacks."""
+"""Tests on Linux 6.1 (Debian 12): unpacked images, images of many layers, and volumes in memory,
+for which the kernel lacks id-mapped mounts."""

@@ -42,8 +42,8 @@ async def test_a_server_with_erofs_does_not_start(
 async def test_images_of_a_newer_kernel_are_unpacked(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tars and indexes are real; the test only pretends that the kernel could mount them."""
     with monkeypatch.context() as patch:
+        # The test only pretends that the kernel could mount them; tars and indexes are real.
         patch.setattr(stores, "mount_obstacle", lambda folder: "")
         newer, built = await serve(opened, tmp_path / "images"), make()
         name = await pulled(newer, registry, built)

@@ -41,10 +41,10 @@ def test_the_kernel_is_linux_6_1() -> None:
 def test_an_image_of_many_layers_is_mounted(
     node: Node, removing: list[str], layered: str, host_users: bool
 ) -> None:
-    """The kernel has no new mount API for overlays: the server calls mount(2) with a common parent
-    folder in a temporary mount namespace."""
     removing.append("layered")
     facts = "cat /layer* | tr -d '\\n' >/tmp/facts; exec sleep 3600"
+    # The kernel has no new mount API for overlays: the server calls mount(2) with a common parent
+    # folder in a temporary mount namespace.
     running = node.run(pod("layered", {**shell(facts), "image": layered}, hostUsers=host_users))
     pid = node.main_pid(running)
     assert (Path(f"/proc/{pid}/root/tmp/facts")).read_text() == "".join(
@@ -58,9 +58,9 @@ def test_an_image_of_many_layers_is_mounted(
 def test_an_error_says_that_a_volume_in_memory_cannot_be_mapped(
     node: Node, removing: list[str]
 ) -> None:
-    """tmpfs has no id-mapped mounts before Linux 6.3; kubelet's tokens and secrets are on such
-    volumes."""
     removing.append("in-memory")
+    # A tmpfs, like the volumes of kubelet's tokens and secrets: it has no id-mapped mounts before
+    # Linux 6.3.
     volume = {"name": "v", "emptyDir": {"medium": "Memory"}}
     container = shell("sleep 3600", volumeMounts=[{"name": "v", "mountPath": "/v"}])
     node.create(pod("in-memory", container, hostUsers=False, volumes=[volume]))

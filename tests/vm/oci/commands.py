@@ -25,7 +25,7 @@ Done = subprocess.CompletedProcess[str]
 
 
 class User:
-    """A user who runs commands: `uid` 0 with the guest's own environment, others with that of a
+    """A user who runs commands: root with the guest's own environment, others with that of a
     login."""
 
     def __init__(self, name: str = "root", uid: int = 0, *, bus: bool = True) -> None:
@@ -40,11 +40,11 @@ class User:
         timeout_s: float = 120,
         terminal: bool = False,
     ) -> Done:
-        """Run a command to its end. Its output goes through files, because a detached container
-        keeps its streams open."""
+        """Run a command to its end."""
         words = [str(word) for word in command]
         if terminal:
             return self._on_a_terminal(words, timeout_s)
+        # Output goes to files, because a detached container keeps its streams open.
         with (
             tempfile.TemporaryDirectory() as folder,
             open(f"{folder}/out", "w+") as out,
@@ -69,7 +69,8 @@ class User:
         return done
 
     def _on_a_terminal(self, words: list[str], timeout_s: float) -> Done:
-        """Return the output on a new terminal, with newlines alone at the ends of lines."""
+        """Run a command on a new terminal; return its output with newlines alone at the ends of
+        lines."""
         master, slave = os.openpty()
         with subprocess.Popen(
             [*self._become(), *words], stdin=slave, stdout=slave, stderr=slave, cwd="/tmp",
@@ -161,8 +162,8 @@ class Container:
 
 
 def install() -> None:
-    """Install the compiled runtime where any user and any engine finds it, but users may not
-    write."""
+    """Install the compiled runtime where any user and any engine finds it, writable for root
+    only."""
     place, python = Path("/usr/local/lib/pyrunc"), "/opt/venv/bin/python"
     shutil.rmtree(place / "pyrunc", ignore_errors=True)
     shutil.copytree(
@@ -182,9 +183,9 @@ def install() -> None:
 
 
 def ordinary_user(name: str, uid: int) -> None:
-    """Make a user who may use 65536 more ids (useradd adds them), and whose systemd runs without a
-    login."""
+    """Make a user who may use 65536 more ids, and whose systemd runs without a login."""
     if not Path(f"/home/{name}").exists():
+        # useradd adds the ids.
         subprocess.run(["useradd", "-m", "-u", str(uid), "-s", "/bin/sh", name], check=True)
     subprocess.run(["loginctl", "enable-linger", name], check=True)
     assert wait_until(Path(f"/run/user/{uid}/bus").exists, 60, 0.5), "the user's systemd has no bus"

@@ -41,7 +41,7 @@ class Podman:
         return self.output("run", "--rm", "--network", "none", *arguments)
 
     def start(self, name: str, *options: str) -> None:
-        """Start the container `name` without a network: it exits with 5 at SIGTERM."""
+        """Start the container `name` without a network. At SIGTERM it exits with 5."""
         script = "trap 'exit 5' TERM; while :; do sleep 0.2; done"
         self(
             *("run", "-d", "--name", name, "--network", "none"), *options,

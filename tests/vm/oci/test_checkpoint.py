@@ -23,8 +23,8 @@ COUNT = "i=0; while :; do echo $i > /tmp/next; mv /tmp/next /count; i=$((i+1)); 
 
 @pytest.fixture(params=["cgroupfs", "systemd"])
 def counting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Container]:
-    """Run a container that counts in a file, with settings that CRIU must get: a bind mount, masked
-    and read-only paths, a seccomp filter, limits."""
+    """Run a container that counts in a file, with settings that CRIU must restore: a bind mount,
+    masked and read-only paths, a seccomp filter, limits."""
     container = Container(
         tmp_path, User(), *(["--systemd-cgroup"] if request.param == "systemd" else [])
     )
@@ -170,8 +170,8 @@ def test_mounts_at_links_of_the_image_are_restored(container: Container) -> None
 def test_a_file_of_the_host_as_stdout_is_replaced_after_a_redirection(
     container: Container,
 ) -> None:
-    """After the restore the container writes to the new host file, although at the checkpoint the
-    shell's descriptor 1 is a file of the container."""
+    """At the checkpoint the shell's stdout is a file of the container; after the restore it is the
+    new file of the host."""
     script = "until [ -e /go ]; do sleep 0.1; done >/own; while :; do echo after; sleep 0.1; done"
     container.make("sh", "-c", script)
     container.run()
@@ -236,8 +236,8 @@ def test_a_paused_container_can_be_checkpointed(container: Container) -> None:
 
 @pytest.mark.parametrize("redirection", ["", ">/own 2>/own"])
 def test_an_attached_restore_uses_new_pipes(container: Container, redirection: str) -> None:
-    """Output after the restore comes from `restore`, whose exit code is the program's, even if at
-    the checkpoint the shell's descriptors 1 and 2 are files of the container."""
+    """`restore` has the later output and the exit code of the program, even if at the checkpoint
+    the shell's stdout and stderr are files of the container."""
     wait = f"until [ -e /go ]; do sleep 0.1; done {redirection}"
     container.make("sh", "-c", f"echo before; touch /said; {wait}; echo after; exit 3")
     runtime = [str(commands.PYRUNC), "run", "--bundle", str(container.bundle), container.id]
@@ -348,7 +348,7 @@ def test_a_failed_restore_leaves_nothing(container: Container) -> None:
 
 
 def test_engines_can_probe_for_checkpoints() -> None:
-    """podman and CRI-O run these commands to find out whether checkpoints can be made."""
+    # podman and CRI-O run these commands to find out whether checkpoints can be made.
     root = User()
     assert root.run(commands.PYRUNC, "checkpoint", "--help").returncode == 0
     probe = root.run(commands.PYRUNC, "restore", "--lsm-mount-context", check=False)

@@ -161,8 +161,8 @@ def test_a_task_of_containerd_runs_from_start_to_end(ctr: Ctr) -> None:
 
 
 def test_containerd_checkpoints_a_task(ctr: Ctr) -> None:
-    """The shim's checkpoint of a task goes through our runtime and CRIU."""
     ctr.run("dumped", "sleep", "1000", options=("-d",))
+    # The shim calls our runtime, which calls CRIU.
     ctr("task", "checkpoint", "--exit", "dumped")
     assert wait_until(lambda: "RUNNING" not in ctr("task", "ls").stdout, 30, 1)
 
@@ -274,8 +274,8 @@ def test_a_pod_runs_over_cri(cri: Cri) -> None:
 
 
 def test_an_oom_kill_is_reported_over_cri(cri: Cri) -> None:
-    """The test uses cgroupfs, because systemd removes a scope with its last process, and containerd
-    then has no file to read (see its handleContainerExit)."""
+    # cgroupfs, because systemd removes a scope with its last process, and containerd then has no
+    # file to read (see its handleContainerExit).
     pod, config = cri.pod("hungry", "plain", "/ctdplain")
     resources = api.LinuxContainerResources(memory_limit_in_bytes=16 * MIB)
     container = cri.container(
@@ -287,7 +287,7 @@ def test_an_oom_kill_is_reported_over_cri(cri: Cri) -> None:
 
 
 def test_containers_of_a_pod_end_separately(cri: Cri) -> None:
-    """The two containers of a pod share the shim: one ends, the other lives."""
+    """After a container of the pod has ended, another one lives in the same shim."""
     pod, config = cri.pod("two")
     first = cri.container(pod, config, "sleep", "1000")
     cri.runtime.StopContainer(api.StopContainerRequest(container_id=first, timeout=0), timeout=60)

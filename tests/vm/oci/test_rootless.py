@@ -46,7 +46,8 @@ def granted(alice: User) -> list[tuple[int, int, int]]:
 
 @pytest.fixture
 def plain(alice: User, tmp_path: Path) -> Iterator[Container]:
-    """Return a container of Alice without systemd: without the session's bus, without cgroup."""
+    """Provide a container of Alice without systemd: without the session's bus, and without a
+    cgroup."""
     user = User("alice", alice.uid, bus=False)
     Path(user.runtime_dir).mkdir(mode=0o700, exist_ok=True)
     os.chown(user.runtime_dir, user.uid, user.uid)
@@ -58,7 +59,7 @@ def plain(alice: User, tmp_path: Path) -> Iterator[Container]:
 
 @pytest.fixture
 def scoped(alice: User, tmp_path: Path) -> Iterator[Container]:
-    """Return a container of Alice in a scope of her systemd."""
+    """Provide a container of Alice in a scope of her systemd."""
     container = Container(tmp_path, alice, "--systemd-cgroup")
     yield container
     container.remove()
@@ -218,10 +219,10 @@ def test_the_users_systemd_limits_a_rootless_container(
 def test_a_rootless_container_starts_from_a_login_session(
     scoped: Container, granted: list[tuple[int, int, int]]
 ) -> None:
-    """The only common ancestor of the session's cgroup and those of the user's systemd belongs to
-    root. The runtime is moved out of the session's cgroup; its caller stays."""
+    """The runtime is moved out of the session's cgroup to the user's systemd; its caller stays."""
     scoped.make("sleep", "1000", change=rootless(granted))
     session = commands.CGROUPS / f"session-test-{os.getpid()}"
+    # Its only common ancestor with the cgroups of the user's systemd belongs to root.
     session.mkdir()
     script = scoped.folder / "script"
     script.write_text(

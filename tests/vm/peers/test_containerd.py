@@ -105,8 +105,6 @@ def test_an_archive_of_containerd_is_restored(server: Server, archive: Path) -> 
 def test_an_image_with_a_checkpoint_is_pulled_and_restored(
     server: Server, archive: Path, tmp_path: Path, annotation: str
 ) -> None:
-    """The test does what kubelet does: it pulls the image and creates the container from the id of
-    the reply."""
     data, blobs = manifest_of(build.image([archive.read_bytes()]))
     data = json.dumps({**json.loads(data), "annotations": {annotation: "c"}}).encode()
     with inside(server, tmp_path) as registry:
@@ -115,6 +113,7 @@ def test_an_image_with_a_checkpoint_is_pulled_and_restored(
         registry.put_manifest(CHECKPOINT, data, manifests.OCI_MANIFEST)
         request = api.PullImageRequest(image=api.ImageSpec(image=f"{registry.host}/{CHECKPOINT}"))
         pulled = server.image.PullImage(request, timeout=RPC_TIMEOUT_S).image_ref
+    # As kubelet does: from the id in the reply.
     container = restore(server, pulled, config(server))
     assert server.status(container).image.image == IMAGE
     goes_on(server, container)
@@ -126,9 +125,9 @@ def test_an_image_with_a_checkpoint_is_pulled_and_restored(
 def test_an_image_with_a_checkpoint_built_by_podman_is_restored(
     server: Server, archive: Path, tmp_path: Path
 ) -> None:
-    """Kubernetes' documentation describes this with buildah's code: `ADD` unpacks the archive."""
     (tmp_path / "context").mkdir()
     (tmp_path / "context/theirs.tar").write_bytes(archive.read_bytes())
+    # As in Kubernetes' documentation, with buildah's code: `ADD` unpacks the archive.
     (tmp_path / "context/Containerfile").write_text("FROM scratch\nADD theirs.tar /\n")
     reference, saved = f"registry.test/{CHECKPOINT}", tmp_path / "image.tar"
     annotation = "io.kubernetes.cri-o.annotations.checkpoint.name=c"

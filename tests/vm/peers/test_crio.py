@@ -44,10 +44,11 @@ CHECKPOINT_IMAGE = "registry.test/checkpoint/of-crio:1"
 
 @pytest.fixture
 def archive(server: Server, tmp_path: Path) -> Path:
-    """Return the checkpoint of a container whose root has the mode that containers/storage gives
-    it, with a file of CRI-O mounted."""
+    """Return a checkpoint in CRI-O's form."""
     (tmp_path / "containerenv").touch()
+    # CRI-O mounts this file.
     mount = api.Mount(container_path="/run/.containerenv", host_path=str(tmp_path / "containerenv"))
+    # containers/storage gives the root folder this mode.
     first = server.launch(
         server.run_pod(), config(server, f"chmod 555 /; {WORKLOAD}", mounts=[mount])
     )

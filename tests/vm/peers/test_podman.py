@@ -49,26 +49,26 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def checkpoint_theirs(podman: Podman, *options: str) -> None:
-    """Checkpoint a container that counts, which ends it. If it continued, podman would look for
-    changed files without pausing it."""
+    """Checkpoint a container that counts, which ends it."""
     podman("run", "-d", "--name", "counting", IMAGE, "sh", "-c", WORKLOAD)
     try:
         assert wait_until(lambda: len(podman("logs", "counting").split()) > 5, 120, 0.5)
+        # If the container continued, podman would look for changed files without pausing it.
         podman("container", "checkpoint", *options, "counting")
     finally:
         podman("rm", "--force", "--time", "0", "counting")
 
 
 @pytest.mark.requirement("4.11.1")
+# zstd is podman's default.
 @pytest.mark.parametrize("compression", ["zstd", "none"])
 def test_an_archive_of_podman_is_restored(
     server: Server, podman: Podman, tmp_path: Path, compression: str
 ) -> None:
-    """The restored root folder has the mode 0555, because the container image names no mode for it.
-    zstd is the default compression of podman."""
     archive = tmp_path / "theirs.tar"
     checkpoint_theirs(podman, "--compress", compression, "--export", str(archive))
     container = restore(server, archive, config(server))
+    # The container image names no mode for its root folder.
     assert server.output(container, "stat", "-c", "%a", "/") == "555\n"
     assert server.output(container, "cat", "/run/.containerenv") == ""
     goes_on(server, container)

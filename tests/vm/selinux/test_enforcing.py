@@ -22,7 +22,7 @@ REFUSED = "Permission denied"
 
 @pytest.fixture
 def volume(tmp_path: Path) -> Path:
-    """Make a folder of the host with a file; its label is the host's."""
+    """Return a folder of the host with a file, with the host's labels."""
     folder = tmp_path / "volume"
     folder.mkdir()
     (folder / "file").write_text("content")

@@ -1,5 +1,5 @@
-"""Tests the relabelling of volumes that a container has prepared against it: files outside of the
-volume keep their labels."""
+"""Tests the relabelling of volumes in which a container has put links and mounts: files outside of
+the volume keep their labels."""
 
 from __future__ import annotations
 
@@ -72,7 +72,8 @@ def volume(tmp_path: Path, outside: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def bottom(volume: Path) -> Iterator[int]:
-    """Make folders in the volume, deeper than a path may be; return a descriptor of the deepest."""
+    """Make folders in the volume, deeper than a path may be; provide a descriptor of the
+    deepest."""
     folder = os.open(volume, os.O_RDONLY)
     for _ in range(DEPTH):
         os.mkdir("d" * 100, dir_fd=folder)
@@ -87,9 +88,9 @@ def bottom(volume: Path) -> Iterator[int]:
 def test_relabelling_a_hostile_volume_stays_inside(
     server: Server, volume: Path, outside: Path, bottom: int
 ) -> None:
-    """The volume is relabelled for two pods, one after the other, while entries are swapped with
-    links. Each time the deepest folder and the FIFO get the pod's label, and targets of links and
-    mounts keep their own."""
+    """The volume is relabelled for two pods, one after the other, while its entries are swapped
+    with links. Its deepest folder and its FIFO get each pod's label; targets of links and mounts
+    keep their own."""
     mount = api.Mount(container_path="/volume", host_path=str(volume), selinux_relabel=True)
     untouched = [outside, outside / "file", volume / "tmpfs"]
     before = {path: label_of(path) for path in untouched}

@@ -67,7 +67,7 @@ KUBELET: Json = {
 
 
 class Node:
-    """The machine itself, which becomes a node with `start` and is none after `stop`."""
+    """The machine itself, which is a node between `start` and `stop`."""
 
     def __init__(self) -> None:
         self._tls = ssl.create_default_context()
@@ -146,9 +146,9 @@ class Node:
             return bytes(answer.read())
 
     def pod(self, name: str) -> Json | None:
-        """Return the pod of kubelet's list, or None. The name of a static pod has the node's name
-        in it."""
+        """Return the pod of kubelet's list, or None."""
         for pod in json.loads(self.get("/pods"))["items"] or []:
+            # The name of a static pod ends with the node's.
             if pod["metadata"]["name"] == f"{name}-{NAME}":
                 manifest: Json = pod
                 return manifest

@@ -43,7 +43,7 @@ def node() -> Iterator[Node]:
 
 @pytest.fixture(scope="module")
 def static(node: Node) -> Json:
-    """Return the running static pod."""
+    """Start the static pod and return it when it is running."""
     (MANIFESTS / "static.json").write_text(json.dumps(MANIFEST))
 
     def running() -> Json | None:
@@ -56,12 +56,12 @@ def static(node: Node) -> Json:
 
 
 def test_the_pod_runs_in_the_cgroup_of_its_class(static: Json) -> None:
-    """Its limits equal its requests, so it is Guaranteed, and such pods are directly below
-    kubepods.slice."""
     assert static["status"]["phase"] == "Running" and static["status"]["podIP"].startswith(
         "10.244.0."
     )
     uid = static["metadata"]["uid"].replace("-", "_")
+    # Its limits equal its requests, so it is Guaranteed, and such pods are directly below
+    # kubepods.slice.
     group = Path(f"/sys/fs/cgroup/kubepods.slice/kubepods-pod{uid}.slice")
     assert (group / "memory.max").read_text().strip() == str(64 << 20)
     assert (group / "cpu.max").read_text().split() == ["50000", "100000"]
