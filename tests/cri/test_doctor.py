@@ -99,7 +99,7 @@ def test_doctor_checks_a_running_server(server: Server) -> None:
 
 
 def test_doctor_checks_the_server_of_the_address(server: Server) -> None:
-    """With `--address`, doctor checks the folders that this server's status names."""
+    """With `--address`, doctor checks the folders of the server at that address."""
 
     def results(address: str) -> dict[str, dict[str, str]]:
         command = [*PROGRAM, "--address", address, "doctor", "--json"]

@@ -256,7 +256,7 @@ def test_status_lists_the_handlers_and_their_features(server: Server) -> None:
 
 @pytest.mark.requirement("6.10", "12.1")
 def test_recursively_read_only_mounts_need_a_runtime_with_this_feature(server: Server) -> None:
-    """If a runtime lacks the feature, CreateContainer fails with RROUnsupported: mounts below would
+    """If a runtime lacks the feature, CreateContainer fails with RROUnsupported: inner mounts would
     be writable."""
     folder = server.folder / "rro"
     (folder / "inner").mkdir(parents=True)
@@ -307,7 +307,7 @@ def test_an_unknown_handler_is_refused(server: Server) -> None:
 
 
 def test_images_are_the_same_for_all_handlers(server: Server) -> None:
-    """Whichever handler a container has, the lists of images and of containers name none."""
+    """Lists of images and of containers name no handler, whichever handler a container has."""
     with pytest.raises(grpc.RpcError, match="unknown runtime handler 'kata'") as refused:
         server.image.PullImage(
             api.PullImageRequest(image=api.ImageSpec(image=IMAGE, runtime_handler="kata"))

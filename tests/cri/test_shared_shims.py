@@ -123,7 +123,7 @@ def test_the_pods_of_a_killed_shim_go_on_in_the_others(server: Server) -> None:
 
 def test_pods_go_to_the_shims_that_answer(server: Server) -> None:
     """While one of two shims is stopped, the other one gets the pods. When the stopped shim
-    continues, it refuses their requests."""
+    continues, it refuses the late requests for these pods."""
     stopped, other = shims(server)
     os.kill(stopped, signal.SIGSTOP)
     try:

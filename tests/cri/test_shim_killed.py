@@ -195,7 +195,7 @@ def test_a_shim_killed_during_a_pods_start_leaves_nothing(
 
 
 def test_calls_that_need_a_dead_shim_or_zygote_are_unavailable(own_server: Server) -> None:
-    """The error is UNAVAILABLE, because the caller may try again (grpc/doc/statuscodes.md)."""
+    """Such calls fail with UNAVAILABLE: the caller may try again (grpc/doc/statuscodes.md)."""
     server = own_server
     pod = server.run_pod(host_network=True)
     container = server.launch(pod)

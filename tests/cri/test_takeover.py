@@ -367,8 +367,8 @@ def named(server: Server, name: str) -> api.ContainerConfig:
 
 
 def test_a_full_disk_ends_no_pod() -> None:
-    """If the server cannot record which shim serves the pod now, the next server learns it from the
-    shim."""
+    """A server with a full disk cannot record which shim took over a pod; the next server learns it
+    from the shim."""
     with Server(disk_bytes=16 << 20) as server:
         server.load_image()
         pod = server.run_pod()
@@ -391,7 +391,7 @@ def test_a_full_disk_ends_no_pod() -> None:
 
 
 def test_a_log_that_cannot_be_opened_ends_no_container(server: Server) -> None:
-    """If the shim that takes over cannot open the log, output waits until it can."""
+    """If the shim that takes over cannot open the log, output waits until the log can be opened."""
     pod = server.run_pod()
     container = server.launch(pod, server.container_config(at_the_end("")))
     server.wait_logged(container, "ready")

@@ -574,8 +574,8 @@ def test_the_oom_score_is_the_execs_too(server: Server) -> None:
 
 @pytest.mark.requirement("6.9")
 def test_bidirectional_mounts_reach_the_node(server: Server) -> None:
-    """A mount of a privileged container at a path with bidirectional propagation is visible on the
-    node, too."""
+    """A mount that a privileged container makes below a bidirectional mount is visible on the
+    node."""
     folder = server.folder / "both"
     folder.mkdir()
     subprocess.run(["mount", "--bind", folder, folder], check=True)

@@ -30,8 +30,8 @@ def test_an_empty_store_is_reported() -> None:
 
 @pytest.mark.requirement("5.5.1", "10.1.12")
 def test_the_container_file_system_counts_writable_layers(server: Server) -> None:
-    """Writable layers are counted apart from images. A reply has the sizes of earlier walks over
-    the files, so no call waits for a walk."""
+    """Writable layers are counted apart from images. A reply has sizes from earlier walks over the
+    files, so no call waits for a walk."""
 
     def containers() -> api.FilesystemUsage:
         return server.image.ImageFsInfo(api.ImageFsInfoRequest()).container_filesystems[0]
@@ -43,7 +43,7 @@ def test_the_container_file_system_counts_writable_layers(server: Server) -> Non
     request = api.ContainerStatsRequest(container_id=container)
 
     def grown() -> bool:
-        """Return whether both reported sizes include the file."""
+        """Return whether the sizes of the layer and of the file system include the file."""
         # kubelet asks for the statistics again and again. A layer is measured again only after a
         # pause.
         layer = server.runtime.ContainerStats(request).stats.writable_layer

@@ -25,7 +25,7 @@ def test_a_pod_that_works_has_usage(server: Server) -> None:
 
 
 def test_a_pod_on_the_hosts_network_has_no_interfaces_of_its_own(server: Server) -> None:
-    """The pod's statistics have no network counters, because the node's would be counted twice."""
+    """The pod's statistics have no network counters: the node's traffic would be counted twice."""
     pod, own = server.run_pod(host_network=True), server.run_pod()
     by_pod = {identifier: stats.linux for identifier, stats in listed(server).items()}
     assert not by_pod[pod].HasField("network") and by_pod[pod].process.process_count.value == 1

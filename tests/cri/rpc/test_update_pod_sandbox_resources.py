@@ -14,7 +14,7 @@ from tests.cri.server_harness import Server, code_of
 
 @pytest.mark.requirement("3.6.1", "7.2.9")
 def test_the_values_are_stored() -> None:
-    """The values also survive a kill of the server."""
+    """The updated CPU shares and memory limit also survive a kill of the server."""
     with Server() as server:
         pod = server.run_pod()
         for shares in (512, 256):
