@@ -1,7 +1,8 @@
 """Draws bars of several servers, side by side for each figure: one self-contained SVG, without
 script or font.
 
-It paints its own panel, dark for a reader who prefers dark, so that it can be read on any page.
+The chart has its own background, dark for a reader who prefers dark, so that it can be read on any
+page.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ STYLE = """
 
 
 def svg(title: str, subtitle: str, names: Sequence[str], rows: Sequence[Row]) -> str:
-    """Draw a chart of `rows`, whose values are those of the servers `names`, ours last. Each
-    row's longest bar has the whole width."""
+    """Return a chart of `rows` as SVG. The values of a row are those of the servers `names`, ours
+    last; its longest bar has the whole width."""
     step = BAR * len(names) + GAP
     height = TOP + step * len(rows) + 8
     width = LEFT + WIDTH + RIGHT

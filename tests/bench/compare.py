@@ -1,11 +1,11 @@
-"""`make bench`: containerd + runc, CRI-O + crun and our server in one run, side by side: medians
-and ratios.
+"""`make bench`: compares containerd + runc, CRI-O + crun and our server in one run: medians and
+ratios.
 
 Rounds alternate between the three, so that the machine's noise hits all of them. A ratio below 1
-means that we are faster; it is the figure to quote, the milliseconds belong to this machine and
+means that ours is faster; it is the figure to quote, the milliseconds belong to this machine and
 this hour. First one pod at a time, then several at once. The result is kept as JSON, from which
-`make figures` fills the README. BENCH='--pods 30 --parallel 4 --servers containerd,pyrunc' and so
-on.
+`make figures` fills the README. Options are words of BENCH: BENCH='--pods 30 --parallel 4 --servers
+containerd,pyrunc'.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def _options() -> argparse.Namespace:
 
 
 def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> None:
-    """Measure the servers: a warm-up of each, then `rounds` rounds of `pods` pods in turns,
-    `parallel` pods at a time. If `parallel` is 1, then measure all servers at the same time without
-    pods and with quiet pods, and in turns with a pod that logs."""
+    """Measure the servers in turns: a warm-up of each, then `rounds` rounds of `pods` pods,
+    `parallel` pods at a time. If `parallel` is 1, then also measure all servers at the same time
+    without pods and with quiet pods, and in turns with a pod that logs."""
     for bench in benches:
         bench.round(f"warm{parallel}-{os.getpid()}", 2, 1)
         bench.forget()
@@ -123,8 +123,8 @@ def alternate(benches: list[Bench], pods: int, rounds: int, parallel: int) -> No
 
 
 def others(benches: list[Bench]) -> dict[str, Sequence[Row]]:
-    """Return the rows that are measured only with one pod at a time, by the title of their
-    table."""
+    """Return a dict: title of a table -> its rows, of the figures that are measured only with one
+    pod at a time."""
     samples = [bench.samples for bench in benches]
     return {
         MEMORY_TITLE: rates(benches, MEMORY),
@@ -141,7 +141,7 @@ def pods(benches: list[Bench]) -> list[Row]:
 
 
 def rates(benches: list[Bench], steps: Sequence[str]) -> list[Row]:
-    """Return a row for each of these rates, with its unit."""
+    """Return a row for each of the rates `steps`, with its unit."""
     samples = [bench.rates for bench in benches]
     return [row for step in steps for row in medians(samples, [step], UNITS[step])]
 

@@ -1,5 +1,5 @@
-"""CRI-O with crun, conmon and the reference CNI plugins, in its own network namespace: the
-second peer."""
+"""Runs the second peer: CRI-O with crun, conmon and the reference CNI plugins, in its own network
+namespace."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ CRUNS_DEFAULT = Path("/run/crun")
 class Crio:
     """Runs CRI-O under `folder`; `socket` answers CRI after `start`.
 
-    crun does not work on a host that has both cgroup trees. There CRI-O, with all its processes,
-    runs on cgroup v1, in a mount namespace without the v2 tree. In this namespace /proc/cgroups
-    shows the v2 controllers as off, because otherwise CRI-O has crun set kubelet's limits of huge
-    pages. A sleeping process holds the namespace open.
+    crun does not work on a host with the trees of cgroup v1 and v2. There CRI-O, with all its
+    processes, runs on v1, in a mount namespace without the v2 tree, which a sleeping process holds
+    open. In it /proc/cgroups shows the v2 controllers as off, because otherwise CRI-O has crun set
+    kubelet's limits of huge pages.
     """
 
     def __init__(self, folder: Path, namespace: str, mounts: str = "") -> None:
@@ -51,7 +51,7 @@ class Crio:
         )
 
     def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
-        """Import `images` (docker-archives), one of them named like PAUSE, and start it."""
+        """Import `images` (docker-archives), one of them named like PAUSE, and start CRI-O."""
         self._write_configuration()
         self._make_mounts()
         for image in images:
@@ -105,14 +105,15 @@ class Crio:
             raise RuntimeError(f"CRI-O does not import {image}: {done.stderr}")
 
     def _write_configuration(self) -> None:
-        """Write its configuration, with `folder`/state in place of /run. No signature policy is
-        named, because with one, CRI-O demands `user_specified_image` in CreateContainer."""
+        """Write CRI-O's configuration, with `folder`/state in place of /run."""
         net = self.folder / "net.d"
         net.mkdir(parents=True, exist_ok=True)
         (self.folder / "state").mkdir(exist_ok=True)
         network = bridge_network("crio", "10.89.0.0/16", self.folder / "leases")
         (net / "10-crio.conflist").write_text(json.dumps(network))
         accept_all = {"default": [{"type": "insecureAcceptAnything"}]}
+        # Not named in crio.conf, because with a signature policy CRI-O demands
+        # `user_specified_image` in CreateContainer.
         (self.folder / "policy.json").write_text(json.dumps(accept_all))
         (self.folder / "registries.conf").write_text('short-name-mode = "permissive"\n')
         (self.folder / "crio.conf").write_text(_toml(self._configuration(net)))
@@ -153,7 +154,7 @@ class Crio:
 
 def _without_v2(text: str) -> str:
     """Return `text`, which is /proc/cgroups (cgroups(7)), with those controllers off that no
-    hierarchy of version 1 has."""
+    hierarchy of cgroup v1 has."""
     rows = [line.split() for line in text.splitlines()]
     return "".join("\t".join([*row[:3], "0"] if row[1] == "0" else row) + "\n" for row in rows)
 
@@ -167,7 +168,8 @@ def _toml(tables: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _groups() -> set[Path]:
-    """Return the cgroups `crio*` at the top of both cgroup trees, and all groups below them."""
+    """Return the cgroups `crio*` at the top of the trees of cgroup v1 and v2, and all groups below
+    them."""
     tops = {
         group
         for place in ("crio*", "*/crio*")

@@ -1,8 +1,8 @@
 """`make figures`: puts the results of `make bench` and `make bench-kubelet` into the README, and
 draws docs/bench.svg.
 
-Results are the JSON files of both; the README's table between two marks is replaced. Nothing is
-measured here.
+The results are the JSON files of the two commands. The README's table between two marks is
+replaced; nothing is measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DRAWN = {
 
 def block(results: Sequence[Result]) -> str:
     """Return the README's part: the chart, the machine and time of each result, and one table of
-    all."""
+    all results."""
     first = results[0]
     text = [BEGIN, f"![Time and cost of each step, side by side]({CHART})", ""]
     if all(result.where == first.where for result in results):
@@ -56,8 +56,8 @@ def filled(readme: str, results: Sequence[Result]) -> str:
 
 
 def drawing(results: Sequence[Result]) -> str:
-    """Draw the chart: costs of one pod, and pods through a kubelet if there is a result for
-    that."""
+    """Return the chart as SVG: costs of one pod and, if there is a result of `make bench-kubelet`,
+    of pods through a kubelet."""
     first = results[0]
     rows = [
         row

@@ -4,7 +4,7 @@ our server.
 One cluster has a node with each server. Rounds alternate between the nodes: all pods of a round are
 posted at once, bound to the node, and the API is watched until each is Ready; then they are
 deleted. CPU time is the machine's, without the idle cluster's, which is measured just before.
-BENCH='--pods 40 --rounds 3' and so on.
+Options are words of BENCH: BENCH='--pods 40 --rounds 3'.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ class Api:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Record in `ready` and `gone` when pods become Ready or are gone, during the block."""
+        """During the `with` block, record in `ready` and `gone` when pods become Ready or are
+        gone."""
         connection = self._connect()
         connection.request("GET", f"{PODS}?watch=1&resourceVersion=0")
         response = connection.getresponse()
@@ -214,7 +215,7 @@ def _idle_rate() -> float:
 
 @contextmanager
 def cluster(folder: Path, kinds: Sequence[str]) -> Iterator[Cluster]:
-    """Start a cluster with a node of each of these kinds, with their state on a tmpfs, as on
+    """Provide a cluster with a node of each of these kinds. The nodes' state is on a tmpfs, as on
     /run."""
     clean_up_on_signals()
     running = Cluster(folder, session.name("bench-kube"), kinds=[KINDS[kind] for kind in kinds])
@@ -259,7 +260,7 @@ def main() -> None:
 
 
 def measure(running: Cluster, pods: int, rounds: int) -> Result:
-    """Run a warm-up of each node, then rounds in turn."""
+    """Run a warm-up of each node, then rounds on the nodes in turn; return the medians."""
     kubernetes = Api(running.control.pki)
     benches = [Bench(node, node.title, kubernetes) for node in running.nodes]  # type: ignore[attr-defined]
     with kubernetes.watching():

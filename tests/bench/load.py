@@ -1,4 +1,4 @@
-"""The calls that kubelet makes in a pod's life, timed one by one."""
+"""Times the calls that kubelet makes in a pod's life, one by one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def busy_seconds() -> float:
 
 
 def version(client: cri.Client, runtime: str) -> str:
-    """Return a server's name and version, and its OCI `runtime`'s, if it has one."""
+    """Return the name and version of a server and, unless `runtime` is empty, of its OCI
+    runtime."""
     answer = client.runtime.Version(api.VersionRequest(), timeout=10)
     own = f"{answer.runtime_name} {answer.runtime_version.removesuffix('+unknown')}"
     return f"{own} + {runtime}" if runtime else own
@@ -97,7 +98,7 @@ class Bench:
             self.rates["CPU of the machine per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
 
     def rest(self, label: str, pods: int) -> None:
-        """Measure the server, and then pods, after a while without work."""
+        """Measure the memory of the server, and then of pods, after a while without work."""
         before_kib = self.idle()
         running = [self.up(f"{label}-{i}") for i in range(pods)]
         for pair in running:
@@ -108,7 +109,7 @@ class Bench:
             self.down(pair)
 
     def idle(self) -> int:
-        """Measure the server with all its helpers after a while without pods; returns
+        """Measure the memory of the server and its helpers after a while without pods; return
         `private_kib`."""
         time.sleep(QUIET_S)
         self.rates["idle server and helpers, PSS"].append(
@@ -117,8 +118,8 @@ class Bench:
         return self.private_kib()
 
     def log(self, name: str) -> None:
-        """Measure a container that writes lines as fast as the server reads them; the CPU time
-        includes the container's."""
+        """Measure the CPU time for a container that writes lines as fast as the server reads them;
+        the container's own time is included."""
         runtime, sandbox, config = self.client.runtime, self._sandbox(name), self._container(name)
         config.command[:] = ["sh", "-c", f"yes {'x' * (LINE_BYTES - 1)} | head -n {LINES}"]
         config.linux.ClearField("resources")
@@ -144,7 +145,7 @@ class Bench:
         (self.folder / f"{name}.log").unlink()
 
     def up(self, name: str) -> tuple[str, str]:
-        """Start a sandbox and a container."""
+        """Start a pod with a container; return their ids."""
         runtime, begin = self.client.runtime, time.perf_counter()
         sandbox = self._sandbox(name)
         pod = self._timed(
@@ -169,15 +170,13 @@ class Bench:
         self._timed("ListContainers", runtime.ListContainers, api.ListContainersRequest())
 
     def measure(self) -> None:
-        """Make the statistics calls that kubelet makes every ten seconds.
-
-        For a pod without a cgroup, as on a host without cgroups for pods, containerd answers with
-        an error. This call then gives no sample.
-        """
+        """Make the statistics calls that kubelet makes every ten seconds."""
         runtime = self.client.runtime
         self._timed(
             "ListContainerStats", runtime.ListContainerStats, api.ListContainerStatsRequest()
         )
+        # containerd answers with an error for a pod without a cgroup, as on a host without cgroups
+        # for pods; the call then gives no sample.
         with contextlib.suppress(grpc.RpcError):
             self._timed(
                 "ListPodSandboxStats", runtime.ListPodSandboxStats, api.ListPodSandboxStatsRequest()
@@ -189,7 +188,7 @@ class Bench:
         return memory.private_kib(self.server.helpers())
 
     def ask(self, pair: tuple[str, str]) -> None:
-        """Make the calls of probes and status loops."""
+        """Call ContainerStatus and ExecSync, as kubelet does for status loops and probes."""
         runtime = self.client.runtime
         self._timed(
             "ContainerStatus",

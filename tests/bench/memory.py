@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def of_a_server(namespace: str) -> list[int]:
-    """Return the processes in the network namespace of this name, and their children that are pause
-    processes in a pod's namespace."""
+    """Return the pids of the processes in the network namespace of this name, and of those of their
+    children that are pods' pause processes."""
     file = os.stat(f"/run/netns/{namespace}")
     parents: dict[int, int] = {}
     inside: set[int] = set()

@@ -1,5 +1,5 @@
-"""containerd with runc and the reference CNI plugins, in its own network namespace: the
-first peer."""
+"""Runs the first peer: containerd with runc and the reference CNI plugins, in its own network
+namespace."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Containerd:
         self._there = _groups()
 
     def launch(self) -> None:
-        """Start it without waiting."""
+        """Start containerd without waiting until it serves."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._write_configuration()
         command = [f"{self.built}/bin/containerd", "-c", f"{self.folder}/config.toml"]
@@ -42,7 +42,7 @@ class Containerd:
         self.program.start([*enter(self.namespace, self.mounts), *command], environment=environment)
 
     def start(self, images: Sequence[Path], timeout_s: float = 30) -> None:
-        """Start it and import `images` (docker-archives), one of them named like PAUSE."""
+        """Start containerd and import `images` (docker-archives), one of them named like PAUSE."""
         self.launch()
         if not wait_until(lambda: self._ctr("version").returncode == 0, timeout_s):
             raise RuntimeError(f"containerd does not answer:\n{self.program.tail()}")
@@ -102,14 +102,11 @@ state = "{self.folder}/state"
 
 
 def enter(namespace: str, mounts: str) -> list[str]:
-    """Return the first words of a command line, which run the command after them in the network
-    namespace `namespace` and in the mount namespace of the file `mounts`. "": in the present
-    namespace.
-
-    nsenter leaves /sys unchanged; `ip netns exec` would replace it.
-    """
+    """Return the words to put before a command to run it in the network namespace `namespace` and
+    in the mount namespace of the file `mounts`. "" means the present namespace."""
     network = [f"--net=/run/netns/{namespace}"] if namespace else []
     words = [*network, *([f"--mount={mounts}"] if mounts else [])]
+    # nsenter leaves /sys unchanged; `ip netns exec` would replace it.
     return ["nsenter", *words] if words else []
 
 
@@ -122,7 +119,8 @@ def version_of(program: Path) -> str:
 
 
 def bridge_network(name: str, subnet: str, leases: Path) -> dict[str, Any]:
-    """Return a peer's network: a bridge `name`0 with host-local addresses, and host ports."""
+    """Return a CNI network: a bridge (`name` with 0 at the end), host-local addresses, host
+    ports."""
     ipam = {
         "type": "host-local",
         "ranges": [[{"subnet": subnet}]],
@@ -141,7 +139,7 @@ def bridge_network(name: str, subnet: str, leases: Path) -> dict[str, Any]:
 
 
 def _groups() -> set[Path]:
-    """Return the peer's cgroups, in the trees of both versions."""
+    """Return the cgroups `k8s.io` in the trees of cgroup v1 and v2."""
     return {
         group for place in ("k8s.io", "*/k8s.io") for group in Path("/sys/fs/cgroup").glob(place)
     }

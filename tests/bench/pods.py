@@ -1,8 +1,8 @@
 """`make bench-pods N=150`: measures the cost of N idle pods on each server, one server after the
 other.
 
-Lists and statistics, memory, exec probes, and the time that a killed server needs until it lists
-all pods again.
+The figures are lists and statistics, memory, exec probes, and the time that a killed server needs
+until it lists all pods again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Figures = dict[str, tuple[float, str]]
 
 
 def measure(bench: Bench, pods: int, label: str) -> Figures:
-    """Start `pods` pods, measure, and remove them."""
+    """Start `pods` pods, measure, and remove them; return the figures."""
     with concurrent.futures.ThreadPoolExecutor(PARALLEL) as pool:
         bench.round(f"{label}-warm", PARALLEL, PARALLEL)
         bench.forget()
@@ -63,7 +63,7 @@ def _figures(bench: Bench, pods: int, running: list[tuple[str, str]], before_kib
 
 
 def _until_listed(bench: Bench, pods: int, begin: float) -> float:
-    """Return milliseconds until the server lists all pods as ready again."""
+    """Return the milliseconds from `begin` until the server lists all pods as ready again."""
     request = api.ListPodSandboxRequest(
         filter=api.PodSandboxFilter(state=api.PodSandboxStateValue(state=api.SANDBOX_READY))
     )

@@ -141,8 +141,7 @@ class Side:
 
 
 def _in_namespace(name: str, make: Callable[[], Registry]) -> Registry:
-    """Run a function in a thread in the namespace, because sockets belong to the network
-    namespace of the thread that makes them."""
+    """Return `make()`, called in the network namespace `name`."""
     registries: list[Registry] = []
 
     def run() -> None:
@@ -151,6 +150,7 @@ def _in_namespace(name: str, make: Callable[[], Registry]) -> Registry:
         os.close(namespace)
         registries.append(make())
 
+    # In a thread, because sockets belong to the network namespace of the thread that makes them.
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
@@ -169,7 +169,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def cached(files: Sequence[Path]) -> int:
-    """Return bytes in the page cache, by mincore(2)."""
+    """Return how many bytes of these files are in the page cache, by mincore(2)."""
     total = 0
     for at in range(0, len(files), 500):
         command = ["fincore", "-b", "-n", "-r", "-o", "RES", *map(str, files[at : at + 500])]
@@ -212,11 +212,7 @@ def measure(all_sides: list[Side], options: argparse.Namespace, contents: Sequen
 
 def share(all_sides: list[Side], containers: int) -> None:
     """Measure the page cache that many containers of one image use, each of which reads the whole
-    image.
-
-    Pages that are in memory before a container begins to read are not counted for it, because it
-    shares them with earlier containers.
-    """
+    image."""
     for side in all_sides:
         side.pull("bench:1", "shared")
         pairs = [side.start(f"many-{number}", "many") for number in range(containers)]
@@ -225,6 +221,7 @@ def share(all_sides: list[Side], containers: int) -> None:
             files = _files(Path(f"/proc/{side.pid(container)}/root/data"))
             before = cached(files)
             side.read_all(container, "many")
+            # A container shares the pages that are in memory before it reads: they count only once.
             total += cached(files) - (before if number else 0)
             if number in (0, containers - 1):
                 how_many = f"{number + 1} container{'s' * bool(number)}"

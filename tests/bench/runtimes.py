@@ -7,8 +7,8 @@ a process that starts, works and ends, as its callers have it: no process of a r
 two commands. The second table is processor time, which depends less on other work of the machine.
 
 runc and crun are those of `make bench`. Their state is on a tmpfs, like /run on a machine that
-systemd has booted. crun refuses a host that has both cgroup trees, so there it runs in a mount
-namespace without the v2 tree; the time to enter the namespace is not counted.
+systemd has booted. crun refuses a host with the trees of cgroup v1 and v2, so there it runs in a
+mount namespace without the v2 tree; the time to enter the namespace is not counted.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Side:
 
     @contextlib.contextmanager
     def container(self) -> Iterator[None]:
-        """Run a container called `long` during the block."""
+        """During the `with` block, run a container called `long`."""
         self.call("run", "--detach", "--bundle", str(self._bundles["long"]), "long")
         try:
             yield
@@ -144,8 +144,8 @@ def build_spawn(folder: Path) -> None:
 
 @contextlib.contextmanager
 def without_the_v2_tree() -> Iterator[list[str]]:
-    """Return the words to put before a command so that it sees only cgroup v1; none unless the host
-    has both cgroup trees."""
+    """Provide the words to put before a command so that it sees only cgroup v1; none on a host
+    without the trees of both versions."""
     if not os.path.ismount(UNIFIED):
         yield []
         return
@@ -172,7 +172,8 @@ def without_the_v2_tree() -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def sides(folder: Path) -> Iterator[list[Side]]:
-    """Start the runtimes; runc is the first, because ratios refer to it."""
+    """Provide the runtimes, each with a container that runs; runc is the first, because ratios
+    refer to it."""
     with contextlib.ExitStack() as stack:
         all_sides = [
             Side("runc", [str(toolchain.peer() / "bin/runc")], folder / "runc"),

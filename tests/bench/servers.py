@@ -1,8 +1,8 @@
 """Starts the servers that a benchmark compares: containerd + runc, CRI-O + crun, and ours, each in
 a separate network namespace.
 
-All processes in a server's namespace belong to it, because containers have other network
-namespaces: so helpers are recognised without their names.
+Containers have other network namespaces, so all processes in a server's namespace are the server or
+its helpers, whatever their names are.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Server:
     launch: Callable[[], None]
 
     def processes(self) -> list[int]:
-        """Return the server, its helpers, and those processes of pods that are not the user's:
-        shims, monitors, pause."""
+        """Return the pids of the server, its helpers, and those processes of pods that are not the
+        user's: shims, monitors, pause."""
         return memory.of_a_server(self.namespace)
 
     def helpers(self) -> list[int]:
@@ -53,7 +53,7 @@ class Server:
         return [pid for pid in self.processes() if pid != self.program.pid]
 
     def kill_and_launch(self) -> None:
-        """Kill it like `kill -9` and start it again, without waiting."""
+        """Kill the server like `kill -9` and start it again, without waiting."""
         self.program.stop(signal.SIGKILL)
         self.launch()
 
@@ -69,7 +69,7 @@ def _crio(folder: Path, namespace: str) -> tuple[Server, Callable[[], None]]:
 def _start_peer(
     name: str, peer: Containerd | Crio, folder: Path
 ) -> tuple[Server, Callable[[], None]]:
-    """Start the peer with its images; returns it and the function that stops it."""
+    """Start the peer with its images; return (server, function that stops the peer)."""
     images_folder = folder / "root"
     server = Server(
         name,
@@ -109,8 +109,8 @@ TWO, ALL = ("containerd", "pyrunc"), ("containerd", "crio", "pyrunc")
 
 @contextlib.contextmanager
 def running(folder: Path, kinds: Sequence[str] = TWO) -> Iterator[list[Server]]:
-    """Start the servers `kinds` in this order; stop them after the `with` block, also when this
-    process gets a signal. Images are on the disk of `folder`, state is on a tmpfs, as in /run."""
+    """Provide the servers `kinds`, started in this order; they are stopped also when this process
+    gets a signal. Images are on the disk of `folder`, state is on a tmpfs, as in /run."""
     clean_up_on_signals()
     with contextlib.ExitStack() as stack:
         servers = []

@@ -40,7 +40,7 @@ class Result:
     groups: Mapping[str, Sequence[Row]]
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the result as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
@@ -90,7 +90,7 @@ def formatted(value: float, unit: str) -> str:
 
 
 def table(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
-    """Return a whole table."""
+    """Return the lines of a table with its header."""
     return [*header(names), *lines(rows)]
 
 

@@ -135,9 +135,9 @@ class Side:
         samples.append((self._cpu_ns() - begin_ns) / calls / 1000)
 
     def _cpu_ns(self) -> int:
-        """Return the CPU time of all threads in nanoseconds: /proc/PID/task/TID/schedstat begins
-        with it."""
+        """Return the CPU time of all threads in nanoseconds."""
         tasks = Path(f"/proc/{self._process.pid}/task").iterdir()
+        # The first field of schedstat.
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ def main() -> None:
 
 
 def table(sides: list[Side]) -> list[str]:
-    """Return Markdown rows: medians, and ours divided by each of theirs."""
+    """Return Markdown rows: medians, and ours divided by that of each other server."""
     *theirs, ours = sides
     ratios = [f"pyrunc / {side.name}" for side in theirs]
     lines = [f"| p50 | {' | '.join([*(s.name for s in sides), *ratios])} |"]

@@ -1,4 +1,4 @@
-"""Starts and stops `pyrunc-cri serve` in a chroot like its unit."""
+"""Starts and stops `pyrunc-cri serve` in a chroot, as its systemd unit would."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.support.processes import wait_until
 
 
 class Server:
-    """`pyrunc-cri serve` of a machine, started and stopped like its unit."""
+    """`pyrunc-cri serve` of a machine, started and stopped as by its systemd unit."""
 
     def __init__(self, machine: chroot.Machine) -> None:
         self.machine = machine
@@ -30,12 +30,12 @@ class Server:
         return answered or self.process.poll() is not None
 
     def stop(self) -> None:
-        """Stop the server like `systemctl stop` with KillMode=process; nsenter waits for the server
-        that it started."""
+        """Stop the server like `systemctl stop` with KillMode=process."""
         children = (
             Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         )
         for pid in children or [self.process.pid]:
             os.kill(int(pid), signal.SIGTERM)
+        # nsenter waits for the server that it started.
         self.process.wait(30)
         self.log.unlink(missing_ok=True)

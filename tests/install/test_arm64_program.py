@@ -23,8 +23,7 @@ INTERPRETER = f"python{sysconfig.get_python_version()}"
 
 @pytest.fixture(scope="module")
 def root() -> Path:
-    """Unpack the packages of an arm64 Debian with Python's static library; none of its programs is
-    run."""
+    """Return the root of an arm64 Debian with Python's static library; it is only unpacked."""
     release = suite()
     folder = toolchain.cache() / "debian" / f"{release}-arm64-{INTERPRETER}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +46,7 @@ def root() -> Path:
 
 @pytest.fixture(scope="module")
 def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Return the command line that starts the program, whose snapshot has been taken."""
+    """Compile the program and take its snapshot; return the command line that starts it."""
     folder = tmp_path_factory.mktemp("arm64")
     shutil.copytree(entry.PACKAGE, folder / "pyrunc", ignore=shutil.ignore_patterns("native"))
     (folder / "pyrunc/native").mkdir()
@@ -67,15 +66,15 @@ def program(root: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 
 def test_the_program_starts_from_its_snapshot(program: list[str]) -> None:
-    """The program starts although on arm64 the linker copies variables of the C library into the
-    program's data (R_AARCH64_COPY), also one that the library has in read-only memory."""
+    # On arm64 the linker copies variables of the C library into the program's data
+    # (R_AARCH64_COPY), also one that the library has in read-only memory.
     done = subprocess.run([*program, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("pyrunc version ")
 
 
 def test_an_error_of_the_programs_code_is_reported(program: list[str]) -> None:
-    """The compiled program reports the error: the plain script is not there."""
+    # By the compiled program: the plain script is not there.
     done = subprocess.run(
         [*program, "state", "absent"], capture_output=True, text=True, check=False
     )

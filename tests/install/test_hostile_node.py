@@ -56,8 +56,8 @@ def install(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
 def test_an_obstacle_at_the_path_of_a_file_does_no_harm(
     root: Path, tmp_path: Path, place: str, kind: str
 ) -> None:
-    """`install-node` ends with success or with one line that names the file; the target of a link
-    is unchanged and no file is made there. The same holds for `--uninstall`."""
+    """`install-node` and `install-node --uninstall` end with success or with an error that names
+    the path of the obstacle. The target of a link is unchanged, and no file is made there."""
     canary = tmp_path / "canary"
     canary.write_text("canary\n")
     canary.chmod(0o604)
@@ -77,8 +77,8 @@ def test_an_obstacle_at_the_path_of_a_file_does_no_harm(
 
 
 def test_links_in_a_folder_of_another_user_are_not_followed(root: Path, tmp_path: Path) -> None:
-    """/etc/pyrunc belongs to user 1000, who has left links under the temporary names of new files.
-    The canary is unchanged, and the configuration belongs to root."""
+    """/etc/pyrunc belongs to user 1000, who has put links at the temporary names of new files. The
+    links' target must stay unchanged, and the configuration must belong to root."""
     canary = tmp_path / "canary"
     canary.write_text("canary\n")
     folder = root / "etc/pyrunc"

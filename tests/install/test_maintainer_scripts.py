@@ -1,4 +1,4 @@
-"""Tests Debian's maintainer scripts alone, with programs of the test in place of the package's."""
+"""Tests Debian's maintainer scripts alone, with stand-ins for the package's programs."""
 
 from __future__ import annotations
 
@@ -268,8 +268,8 @@ def test_a_removal_keeps_data_and_settings(installed: Installed) -> None:
 
 
 def test_a_purge_follows_no_link(installed: Installed) -> None:
-    """The folders that a purge removes are links to a folder of another user. The links are
-    removed, and their targets stay."""
+    """The folders that a purge removes are links to a folder of another user: the links must be
+    removed, and their targets must stay."""
     victim = installed.root / "victim"
     victim.mkdir()
     (victim / "file").write_text("canary")

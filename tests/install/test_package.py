@@ -53,8 +53,7 @@ def numbers(machine: chroot.Machine) -> list[int]:
 
 
 def start_time(machine: chroot.Machine) -> str:
-    """Return the time when the container's process 1 was started, in clock ticks: proc(5), field
-    22."""
+    """Return the start time of the container's process 1 in clock ticks (proc(5), field 22)."""
     return machine.run("pyrunc-cri exec clock cat /proc/1/stat").stdout.split()[21]
 
 
@@ -65,7 +64,7 @@ def release(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the package for that Debian."""
+    """Return the package, built for the Debian `release`."""
     return (
         package.build()
         if release == suite()
@@ -76,7 +75,7 @@ def deb(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory, release: str, deb: Path) -> Iterator[Path]:
     """Provide the root of a clean Debian on which apt has installed the package with its
-    dependencies, and removed the package again."""
+    dependencies, and purged the package again."""
     with chroot.machine(tmp_path_factory.mktemp("machine") / "clean", release) as machine:
         shutil.copy(deb, machine.root / "root/pyrunc.deb")
         machine.run("apt-get update && apt-get install -y --no-install-recommends /root/pyrunc.deb")

@@ -1,5 +1,5 @@
-"""Tests a Debian that becomes a node without a package: the wheel in a virtual environment,
-`install-node`, and back.
+"""Tests a Debian that becomes a node without a package, and is none again: the wheel in a virtual
+environment, `install-node`, `install-node --uninstall`.
 
 The machine is a chroot without systemd and without a compiler, so `pyrunc` is a script and the
 server is started by hand.
