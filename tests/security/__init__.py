@@ -6,7 +6,7 @@ luck: strace stops the runtime before the calls that the attack aims at, while n
 (attack.py). `test_detectors.py` (slow) takes the defences out one by one, and the tests must fail.
 
 attacks.tsv is the table of all attacks: who attacks, how, the outcome, the defence, the test. An
-attack whose test is in another folder (tests/cri, tests/vm, …) has its line there too. table.py
-reads it and defines its columns; test_matrix.py checks it. docs/security.md is the threat model.
-Not attacked: rootless callers.
+attack whose test is in another folder (tests/cri, tests/vm, …) has its line in the table, too.
+table.py reads the table and defines its columns; test_matrix.py checks it. docs/security.md is the
+threat model. Not attacked: rootless callers.
 """

@@ -3,7 +3,8 @@
 A line has five columns, separated by tabs: the attacker, one of ATTACKERS; the attack: a CVE of
 another runtime with its subject, or a few words; the outcome, one of OUTCOMES; the defence: the
 part of the program that causes the outcome; the test, as PATH::FUNCTION from the root of the
-repository. An `open` attack has a sentence there instead that says why there is no defence yet.
+repository. An `open` attack has, instead of a test, a sentence that says why there is no defence
+yet.
 
 Lines are grouped by attacker, in the order of ATTACKERS. A new line goes to the end of its group.
 """

@@ -189,7 +189,7 @@ def test_closed_socket_families_cannot_be_opened(runtime: Runtime) -> None:
 
 def test_no_new_privileges_applies_to_exec(runtime: Runtime, rootfs: Path) -> None:
     """An ordinary user runs a set-user-ID program of the image under no_new_privs. The effective
-    uid stays 1000, by run and exec; without no_new_privs it would be 0."""
+    uid stays 1000, by run and exec; without no_new_privs it becomes 0."""
     program = rootfs / "bin/suid"
     program.write_bytes((rootfs / "bin/probe").read_bytes())
     program.chmod(0o4755)

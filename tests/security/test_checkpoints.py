@@ -139,8 +139,8 @@ def test_images_that_criu_refuses_leave_nothing(
 
 
 def test_only_pipes_and_files_of_other_mounts_are_replaced_by_descriptors() -> None:
-    """For each name in a dump's list of streams CRIU replaces the file by a descriptor of the
-    runtime. Only the name of a pipe (by inode) or of a file (by mount and inode) is accepted."""
+    """A dump's list of streams names the files that CRIU replaces by descriptors of the runtime.
+    Only the name of a pipe (by inode) or of a file (by mount and inode) is accepted."""
     assert is_external("pipe:[123]") and is_external("file[1a:2f]")
     for name in (
         *("", "/etc/passwd", "pipe:", "pipe:[]", "pipe:[1]x", "pipe:[1:2]", "pipe:[../1]",

@@ -182,7 +182,7 @@ def test_a_created_container_has_no_descriptor_of_the_host(runtime: Runtime, nnp
 
 def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> None:
     """A neighbour could take the descriptors of a process that `exec` brings into the container,
-    before its execve. None of them is of a mount outside of the container."""
+    before its execve. No descriptor belongs to a mount outside of the container."""
     box = runtime.box("sleep", "60").up()
     namespace = os.readlink(f"/proc/{box.pid}/ns/pid")
     # Stops the process in the container's pid namespace, long before its execve.
@@ -207,7 +207,7 @@ def test_an_entering_process_has_no_descriptor_of_the_host(runtime: Runtime) -> 
 
 def test_only_passed_sockets_of_systemd_reach_the_container(runtime: Runtime) -> None:
     """Socket activation: the caller leaks descriptors and sets LISTEN_FDS. The container gets one
-    of them for LISTEN_FDS=1, and none if the value is no valid number."""
+    of them for LISTEN_FDS=1, and none if the value is not a valid number."""
     runtime.program = ["sh", "-c", 'LISTEN_PID=$$ exec "$@"', "sh", *runtime.program]
     for text, most in (
         ("1", 5),

@@ -352,8 +352,8 @@ def test_a_sparse_file_below_a_volume_is_copied_sparsely(tmp_path: Path, store: 
 
 
 def test_copying_a_volume_ends_when_its_caller_gave_up(tmp_path: Path) -> None:
-    """CWE-400: the caller of CreateContainer has gone, and the pod may be about to be removed.
-    Copying a volume ends at the next file or MiB."""
+    """CWE-400: when the caller of CreateContainer has given up, copying a volume ends at the next
+    file or MiB."""
     (tmp_path / "image/data").mkdir(parents=True)
     (tmp_path / "image/data/large").write_bytes(b"x" * (8 << 20))
     volume = MountRequest(api.Mount(container_path="/data"), "/data", str(tmp_path / "volumes/0"))
@@ -498,8 +498,8 @@ async def _entered(free: turns.Turns, watch: Watch) -> AsyncIterator[None]:
 
 
 def test_memory_of_all_processes_has_a_limit() -> None:
-    """CWE-770: processes that make indexes get together at most a quarter of the node's memory,
-    those that decode streams at most half. One index and four streams are always allowed."""
+    """CWE-770: all processes that make indexes may use a quarter of the node's memory, those that
+    decode streams half of it. One index and four streams are always allowed."""
     stream = jail.DECODER_MEMORY_LIMIT_BYTES + jail.TAR_MEMORY_LIMIT_BYTES
     for gib, processors in itertools.product((1, 2, 4, 8, 32, 512), (1, 2, 64)):
         memory = gib << 30

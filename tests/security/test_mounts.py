@@ -188,7 +188,7 @@ def test_tmpcopyup_opens_no_special_files(runtime: Runtime, rootfs: Path, canary
 
 @pytest.mark.parametrize("destination", ["/", "//", "/.", "/..", "/x/..", "/../../.."])
 def test_a_mount_over_the_root_is_refused(runtime: Runtime, destination: str) -> None:
-    """A mount whose destination is the root, mostly by `..`, would replace the container's root.
+    """A mount at `/`, or at a path that `..` leads to `/`, would replace the container's root.
     Create refuses the mount."""
     refused(runtime.run("true", change=lambda c: c["mounts"].append(mount(destination))), "root")
 
@@ -242,8 +242,8 @@ def exchanged(chosen: Path, canary: Canary) -> None:
 def test_a_source_swapped_during_create_is_not_mounted(
     runtime: Runtime, tmp_path: Path, canary: Canary
 ) -> None:
-    """CVE-2021-25741: `create` looks up a source, and the container's process opens it later. In
-    between the source's owner replaces it by a link to the host's canary. Create fails with the
+    """CVE-2021-25741: after `create` has looked up a source, and before the container's process
+    opens it, the source's owner replaces it by a link to the host's canary. Create fails with the
     reason, and the canary is untouched."""
     chosen = tmp_path / "volume/chosen"
     chosen.mkdir(parents=True)

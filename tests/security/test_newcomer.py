@@ -1,5 +1,5 @@
-"""Attacks on a process that enters a container, which is the runtime's until execve: processes
-inside must not inspect it (CVE-2016-9962).
+"""Attacks on a process that enters a container: until its execve it belongs to the runtime, and
+processes inside must not inspect it (CVE-2016-9962).
 
 The spy (probe.c) tries every way for each process called pyrunc:*, and counts only attempts that
 ended while the process still had that name.
@@ -100,8 +100,8 @@ def test_an_entering_process_cannot_be_inspected(runtime: Runtime) -> None:
 def test_a_process_is_not_dumpable_after_the_change_of_ids(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """/proc/PID of a created container with uid 1000 belongs to root: so the kernel shows that the
-    process is not dumpable (proc(5))."""
+    """/proc/PID of a created container with uid 1000 belongs to root, which is how the kernel shows
+    that the process is not dumpable (proc(5))."""
 
     def change(config: Config) -> None:
         config["process"]["user"] = {"uid": 1000, "gid": 1000}

@@ -135,8 +135,9 @@ def stranger() -> Iterator[int]:
 
 
 def test_a_reported_pid_must_be_a_child_of_the_runtime(stranger: int) -> None:
-    """The launcher reports a pid, which the runtime kills when the start fails. The runtime accepts
-    neither a stranger's pid nor 0, -1, 1 or one out of range, and the stranger lives."""
+    """The launcher reports the pid of the process that the runtime kills when the start fails. The
+    runtime accepts neither a stranger's pid nor 0, -1, 1 or one out of range, and the stranger
+    lives."""
     for pid in (stranger, os.getppid(), 0, -1, 1, 2**31, 2**63 - 1, -(2**63), os.getpid()):
         text = answer_to(frame(PID, pid) + frame(READY))
         assert "not a child of this process" in text, (pid, text)

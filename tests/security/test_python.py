@@ -46,8 +46,8 @@ def trap(folder: Path, mark: Path) -> None:
 
 @pytest.fixture
 def mark(tmp_path: Path, rootfs: Path) -> Path:
-    """Put modules and libraries that make a file when they are loaded into the image and a folder.
-    Return the path of this file."""
+    """Put modules and libraries into the image and a folder that make a file as soon as a program
+    loads them. Return the path of this file."""
     path = tmp_path / "mark"
     for place in (
         "usr/lib/python3.11",

@@ -328,8 +328,8 @@ def test_labels_of_an_image_are_not_the_containers(server: Server, pod: str) -> 
     ],
 )
 def test_a_log_path_stays_in_the_pods_log_folder(server: Server, pod: str, path: str) -> None:
-    """CVE-2025-0750, CVE-2026-53488: log paths climb or name a program. The server refuses them, or
-    the log is a file below the pod's log folder."""
+    """CVE-2025-0750, CVE-2026-53488: log paths climb by `..` or name a program. The server refuses
+    them, or the log is a file below the pod's log folder."""
     try:
         container = server.create(pod, container_config(server, *["true"], log_path=path))
     except (grpc.RpcError, ValueError):
@@ -479,8 +479,9 @@ def test_the_working_directory_of_an_image_cannot_be_a_descriptor_of_the_host(
 def test_a_path_of_an_image_longer_than_path_max_is_refused(
     server: Server, pod: str, config: dict[str, Any], field: str
 ) -> None:
-    """CreateContainer refuses a path of the image that is longer than PATH_MAX, and the error names
-    the field. Each component of the path would cost time."""
+    """An image's path is longer than PATH_MAX, or a name in it longer than NAME_MAX.
+    CreateContainer refuses it before it spends time on each component, and the error names the
+    field."""
     container = container_config(server, image=image(server, **config))
     del container.command[:], container.args[:]
     error = message_of(lambda: server.create(pod, container))
@@ -549,8 +550,8 @@ def test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted(
     server: Server, pod: str, canary: Canary
 ) -> None:
     """CVE-2021-25741: between the server's lookup of a volume's host path and the shim's work, a
-    neighbour replaces it by a link to the host's canary. The start fails, or, with an id-mapped
-    volume, the container sees the original folder."""
+    neighbour replaces the path by a link to the host's canary. The start fails, or, with an
+    id-mapped volume, the container sees the original folder."""
     folder = server.folder / "swapped early"
     (folder / "d").mkdir(parents=True)
     mapping = [api.IDMapping(host_id=0, container_id=0, length=1)]
@@ -583,7 +584,7 @@ def test_a_source_swapped_before_the_shim_opens_its_files_is_not_mounted(
 
 
 def looked_up(server: Server) -> list[Path]:
-    """Return the launch.json of each created container."""
+    """Return the launch.json of each container that has one."""
     return list(server.state.glob("containers/*/launch.json"))
 
 

@@ -50,8 +50,8 @@ async def test_a_rejected_repository_is_rejected_under_every_spelling(
     tmp_path: Path, registry: Registry, service: ImageService, scope: str, spellings: list[str]
 ) -> None:
     """The policy rejects a repository. A tenant writes its registry in upper case, with its default
-    port, or by another of its host names, which all reach the same registry: each is rejected, and
-    the registry gets no request."""
+    port, or by another of its host names. Each pull is rejected, and the registry gets no
+    request."""
     normal = scope.partition("/")[0]
     hosts_toml(tmp_path, normal, f'server = "{registry.url}"\n')
     reject(tmp_path, service, scope)
@@ -67,8 +67,8 @@ async def test_a_rejected_repository_is_rejected_under_every_spelling(
 async def test_a_rejected_address_is_rejected_under_every_spelling(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The policy rejects a registry whose name is an address. inet_aton(3) accepts further
-    spellings, which reach the same registry: each is rejected, and the registry gets no request."""
+    """The policy rejects a registry whose name is an address. A tenant uses other spellings that
+    inet_aton(3) accepts: each pull is rejected, and the registry gets no request."""
     host, _, port = registry.host.rpartition(":")
     assert host == "127.0.0.1"
     reject(tmp_path, service, registry.host)

@@ -30,8 +30,8 @@ WEAKENED = {
 
 
 def in_the_guest(whole_files: str) -> str:
-    """Return the tests of WEAKENED as pytest's arguments, except those in `whole_files`: files that
-    the guest runs as a whole."""
+    """Return the tests of WEAKENED as pytest's arguments, without those in `whole_files`, the files
+    that the guest runs as a whole."""
     return " ".join(
         f"{file}::{test}"
         for file, tests in WEAKENED.items()

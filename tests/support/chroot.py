@@ -188,7 +188,7 @@ def build_package(suite: str, out: Path) -> Path:
 
 
 def pip_settings() -> dict[str, str]:
-    """Return pip's settings from the environment, as far as they hold in the machine."""
+    """Return those of pip's settings in the environment that are valid in the machine."""
     return {
         name: value
         for name, value in os.environ.items()

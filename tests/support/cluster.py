@@ -133,8 +133,8 @@ class Cluster(Kubectl):
         self.start_kubelet(None, **changes)
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
-        """Wait for `condition()`. Raises RuntimeError with the last output of all programs after
-        `timeout_s`."""
+        """Wait for `condition()`. After `timeout_s` raises RuntimeError with the last output of all
+        programs."""
         if wait_until(condition, timeout_s, 0.25):
             return
         programs = {**self.programs}

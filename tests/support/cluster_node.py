@@ -32,7 +32,7 @@ DEVICE_PLUGINS = Path("/var/lib/kubelet/device-plugins")  # kubelet has no optio
 
 def bridge_network(leases: Path, subnets: Iterable[str] = POD_SUBNETS[:1]) -> dict[str, Any]:
     """Return the CNI configuration of a single node: a bridge with `subnets`, or with kubelet's pod
-    CIDRs if there are none."""
+    CIDRs if `subnets` is empty."""
     # Other nodes do not reach this bridge. Its default is IPv4 only, as for the other servers in
     # benchmarks.
     ranges = [[{"subnet": subnet}] for subnet in subnets]
@@ -248,7 +248,7 @@ class Node:
             raise RuntimeError(f"the CRI server does not answer:\n{self.server.tail()}")
 
     def stop_server(self) -> None:
-        """End the server and its keeper, a process that continues when a server ends."""
+        """End the server and its keeper, a process that outlives servers."""
         self.server.stop()
         end_keeper(self.folder / "state")
 

@@ -1,5 +1,5 @@
-"""Installs containerd, its unit, runc and the reference CNI plugins, as packages would, on a guest
-that becomes a node by kubeadm."""
+"""Installs containerd, its systemd unit, runc and the reference CNI plugins, as packages would, on
+a guest that becomes a node by kubeadm."""
 
 from __future__ import annotations
 

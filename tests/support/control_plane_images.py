@@ -48,7 +48,8 @@ def image_names() -> list[str]:
 
 
 def _all_of_them() -> Mapping[str, BuiltImage]:
-    """Return all images by name. Raises KeyError when kubeadm lists a name that is missing here."""
+    """Return all images by name. Raises KeyError when kubeadm lists an image that this module
+    cannot make."""
     programs = toolchain.kubernetes()
     images_by_program = {
         **{

@@ -1,4 +1,5 @@
-"""Builds CRI-O, the second peer, from its Go module; crun and conmon are those of Debian 13."""
+"""Builds CRI-O, with which benchmarks compare the server, from its Go module; crun and conmon are
+those of Debian 13."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pyrunc.checkpoint.file_images import COMMON_MAGIC, FILES_MAGIC
 
 
 def entry(content: bytes) -> bytes:
-    """Return a message of a CRIU image after its length."""
+    """Return a message of a CRIU image with its length before it."""
     return pack("<I", len(content)) + content
 
 

@@ -65,7 +65,7 @@ class Volume:
             self.requests.clear()
 
     def answer(self) -> None:
-        """Answer again, the waiting requests first."""
+        """Answer requests again, beginning with those that wait."""
         with self._lock:
             self._looks_left = None
             waiting, self._waiting = self._waiting, []

@@ -1,4 +1,4 @@
-"""Runs ginkgo, which runs Kubernetes' specs in parallel: start it, wait for its end, read its
+"""Runs Kubernetes' specs in parallel by ginkgo: starts it, waits for its end and reads its
 report."""
 
 from __future__ import annotations

@@ -428,7 +428,7 @@ class Link:
 
     def options(self) -> list[str]:
         """Return QEMU's options for the second network card."""
-        # Without a connection, the guests can start in any order.
+        # Datagrams need no connection: the guests can start in any order.
         ends = f"local.type=unix,local.path={self.own},remote.type=unix,remote.path={self.other}"
         return [
             "-netdev",
@@ -472,7 +472,7 @@ class Guest:
         self._connection: Path | None = None
 
     def start(self, timeout_s: float = 600) -> None:
-        """Boot; the guest answers on ssh when this returns."""
+        """Boot the guest; return when it answers on ssh."""
         self.program.log.unlink(missing_ok=True)
         architecture = self._variant.architecture
         self.accelerator = "kvm" if kvm_boots(self.disk, architecture) else architecture.accelerator
@@ -554,7 +554,7 @@ class Guest:
         stdin: bytes | None = None,
         timeout_s: float = 600,
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a shell command in the guest as root; output is captured."""
+        """Run a shell command in the guest as root; return its exit code and output."""
         done = subprocess.run(
             [*self._ssh_command(), command],
             input=stdin if stdin is not None else b"",

@@ -120,7 +120,8 @@ class GuestCluster(Kubectl):
         self._on_each(lambda node: node.guest.stop())
 
     def wait_for(self, what: str, condition: Callable[[], object], timeout_s: float) -> None:
-        """Wait until `condition()` is true. The error shows the last log lines of the units."""
+        """Wait for `condition()`. After `timeout_s` raises RuntimeError with the last log lines of
+        the units."""
         if wait_until(condition, timeout_s, 1.0):
             return
         units = [

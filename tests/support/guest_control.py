@@ -32,8 +32,8 @@ STORAGE, CONTROLLERS = ("etcd", "kube-apiserver"), ("kube-controller-manager", "
 
 
 class GuestControlPlane:
-    """Runs etcd, API server, controllers and scheduler. `folder` has their files and the CA that
-    also signs for the node."""
+    """Runs etcd, API server, controllers and scheduler. `folder` has their files and the CA
+    that also signs the node's certificates."""
 
     def __init__(
         self, folder: Path, port: int, *, joining: bool = False, by_name: bool = False

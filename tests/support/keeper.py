@@ -1,5 +1,4 @@
-"""Ends the keeper of a state folder, a process that continues when the server that started it
-ends."""
+"""Ends the keeper of a state folder: a process that outlives the server that started it."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def end_keeper(folder: Path, number: int = signal.SIGTERM) -> None:
 
 
 def is_gone(pid: int) -> bool:
-    """Return whether the process has ended, as a zombie or without a trace."""
+    """Return whether the process has ended; also True for a zombie."""
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except OSError:

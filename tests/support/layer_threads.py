@@ -1,5 +1,5 @@
-"""Works on layers in threads of the test's process, in place of the server's jobs: without the
-jail, and with the test's monkeypatches."""
+"""Works on layers in threads of the test's process, to which monkeypatches apply, instead of in the
+server's jailed jobs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tick = Callable[[], None]
 
 
 class LayerThreads(LayerJobs):
-    """Runs the work of jobs in threads."""
+    """Runs the server's jobs for layers in threads."""
 
     def __init__(self) -> None:
         super().__init__(cast(Zygote, None))

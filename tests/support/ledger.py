@@ -100,7 +100,8 @@ def settle(earlier: Ledger, folders: Iterable[Path] = (), timeout_s: float = 20.
 
 @contextlib.contextmanager
 def nothing_left(by: str, *, of_machine: bool = True) -> Iterator[None]:
-    """Fail after the block if it leaves anything behind; `by` is the subject of the error."""
+    """Fail after the `with` block if objects remain that it made; `by` is the subject of the
+    error."""
     before = take(of_machine=of_machine)
     yield
     leaks = settle(before)
@@ -252,7 +253,8 @@ def cgroup_root() -> str:
 
 
 def nftables() -> set[str]:
-    """Return the lines of the ruleset without counters, each after the headings of its blocks."""
+    """Return the lines of the ruleset without counters, each with the headings of its blocks before
+    it."""
     listing = subprocess.run(
         ["nft", "--stateless", "list", "ruleset"], capture_output=True, text=True, check=False
     ).stdout
@@ -288,7 +290,7 @@ def _by_name(names: Iterable[str]) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """The fields of /proc/PID/stat."""
+    """A process, with fields of /proc/PID/stat."""
 
     pid: str
     name: str

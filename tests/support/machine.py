@@ -17,7 +17,7 @@ from tests.support.processes import installed
 class Machine:
     """A machine in namespaces.
 
-    - `folder`: has the files that are written below the folders `written`.
+    - `written`: folders of the machine; files that are written below them go to `folder`.
     - `name`: the name of its network namespace and of its pods' cgroup.
     - `programs`: folders that come first in the PATH of its processes.
     """

@@ -46,7 +46,7 @@ def oci_archive(
 def manifest_of(
     built: BuiltImage, compress: str = "gzip", docker: bool = False
 ) -> tuple[bytes, dict[str, bytes]]:
-    """Return an image's manifest and its blobs by digest; `compress` is gzip, zstd or nothing."""
+    """Return an image's manifest and its blobs by digest; `compress`: gzip, zstd or ""."""
     packed = [compressed(data, compress) for data in built.layers]
     config_type = manifests.DOCKER_CONFIG if docker else manifests.OCI_CONFIG
     layer_type = "application/vnd.docker.image.rootfs.diff.tar" if docker else manifests.OCI_LAYER

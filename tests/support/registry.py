@@ -35,8 +35,8 @@ _CHUNK = 64 << 10
 
 @dataclass
 class Fault:
-    """A wrong answer to requests whose `METHOD path` contains a match of `match`. With `status`,
-    the answer consists of `status`, `headers` and `body`. Otherwise the other fields change the
+    """A wrong answer to requests whose text `METHOD path` matches `match`. With `status`, the
+    answer consists of `status`, `headers` and `body`. Otherwise the other fields change the
     right answer.
 
     - `times`: for how many requests; None: always.
@@ -190,7 +190,7 @@ class Registry:
     # ---- faults
 
     def fault(self, match: str, **what: Any) -> Fault:
-        """Add a fault."""
+        """Add a `Fault` with these fields; return it."""
         self.faults.append(Fault(match, **what))
         return self.faults[-1]
 
@@ -205,7 +205,7 @@ class Registry:
         return None
 
     def requested(self, match: str) -> list[Request]:
-        """Return the requests whose `METHOD path` contains a match."""
+        """Return the requests whose text `METHOD path` matches the regular expression `match`."""
         return [r for r in self.requests if re.search(match, f"{r.method} {r.path}")]
 
 
@@ -228,8 +228,8 @@ def archive_images(path: Path) -> dict[str, BuiltImage]:
 
 
 def without_host(name: str) -> str:
-    """Return a name without its host: `docker.io/library/busybox:latest` ->
-    `library/busybox:latest`; a name without a host is docker's."""
+    """Return an image's name without its host: `docker.io/library/busybox:latest` ->
+    `library/busybox:latest`; a short name gets `library/`."""
     first, slash, rest = name.partition("/")
     if slash and ("." in first or ":" in first or first == "localhost"):
         return rest
@@ -261,7 +261,7 @@ class _Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Do nothing: `requests` has the requests."""
+        """Print nothing: `Registry.requests` has all requests."""
 
     def do_GET(self) -> None:
         self._answer(b"")
@@ -306,7 +306,7 @@ class _Handler(BaseHTTPRequestHandler):
                     break
 
     def _take(self, path: str, query: dict[str, list[str]], body: bytes) -> None:
-        """Answer a push: its upload location, the blob, or the manifest."""
+        """Answer a request of a push: for an upload location, with a blob, or with a manifest."""
         if path.endswith("/blobs/uploads/"):
             self._send(
                 202,
@@ -422,7 +422,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, data, "application/octet-stream", {"Accept-Ranges": "bytes"}, fault)
 
     def _file(self, path: Path) -> None:
-        """Send a file by sendfile(2), so that the registry of a benchmark takes little CPU time."""
+        """Send a file by sendfile(2)."""
+        # So the registry of a benchmark takes little CPU time.
         with path.open("rb") as file:
             self.send_response(200)
             self.send_header("Content-Type", "application/octet-stream")

