@@ -98,7 +98,8 @@ class Bench:
             self.rates["CPU of the machine per cycle"].append((busy_seconds() - cpu) * 1e3 / pods)
 
     def rest(self, label: str, pods: int) -> None:
-        """Measure the memory of the server, and then of pods, after a while without work."""
+        """Measure the memory of the server without pods, and then of pods, each after a while
+        without work."""
         before_kib = self.idle()
         running = [self.up(f"{label}-{i}") for i in range(pods)]
         for pair in running:

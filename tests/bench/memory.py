@@ -8,8 +8,8 @@ from pathlib import Path
 
 
 def of_a_server(namespace: str) -> list[int]:
-    """Return the pids of the processes in the network namespace of this name, and of those of their
-    children that are pods' pause processes."""
+    """Return the pids of the processes in the network namespace of this name, and of their children
+    that are pause processes in pods' namespaces."""
     file = os.stat(f"/run/netns/{namespace}")
     parents: dict[int, int] = {}
     inside: set[int] = set()

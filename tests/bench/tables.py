@@ -31,7 +31,7 @@ class Row:
 @dataclass(frozen=True)
 class Result:
     """The result of a run. `where`: time, machine and servers; `what`: what was measured; `groups`:
-    title -> rows."""
+    title of a table -> its rows."""
 
     names: Sequence[str]
     versions: Sequence[str]
@@ -46,7 +46,7 @@ class Result:
 
     @classmethod
     def read(cls, path: Path) -> Result:
-        """Read the JSON of `write`."""
+        """Return the result that `write` has written to `path`."""
         fields = json.loads(path.read_text())
         groups = {
             title: [Row(**row) for row in rows] for title, rows in fields.pop("groups").items()
@@ -95,7 +95,7 @@ def table(names: Sequence[str], rows: Iterable[Row]) -> list[str]:
 
 
 def where(versions: Iterable[str]) -> str:
-    """Return time, machine and servers of a benchmark."""
+    """Return a line with the date, the machine and the servers of a benchmark."""
     kernel = platform.release().split("-")[0]
     machine = f"{os.cpu_count()} cores, Linux {kernel}, Python {platform.python_version()}"
     return f"{time.strftime('%Y-%m-%d')}, {machine}: {', '.join(versions)}"

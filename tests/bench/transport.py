@@ -35,7 +35,7 @@ Response = api.ListContainersResponse
 
 
 def listed() -> Response:
-    """Return the list of a node with `CONTAINERS` containers."""
+    """Return the reply of ListContainers on a node with `CONTAINERS` containers."""
     response = Response()
     for number in range(CONTAINERS):
         container = response.containers.add(
@@ -102,7 +102,7 @@ SERVERS: dict[str, Callable[[Path], None]] = {
 
 
 class Side:
-    """A server in its process, and a client."""
+    """A server in a separate process, and a client of it."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.name = name

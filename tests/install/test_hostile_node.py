@@ -45,7 +45,7 @@ def put(place: Path, kind: str, canary: Path) -> None:
 
 
 def install(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run the installation with 1 GiB of address space and a time limit."""
+    """Run `install-node` with 1 GiB of address space and a time limit."""
     return subprocess.run(
         ["prlimit", "--as=1073741824", PROGRAM, "install-node", "--root", root, *words],
         capture_output=True, text=True, check=False, timeout=60,

@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _keep_logs(folder: Path, results: Path) -> None:
-    """Copy the logs of the cluster's programs, each node's into its own folder."""
+    """Copy the logs of the cluster's programs into `results`, each node's into its own folder."""
     for log in folder.glob("**/log/*.log"):
         target = results / "logs" / log.parent.parent.name / log.name
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -29,6 +29,6 @@ def reason(name: str, limits: Mapping[str, str]) -> str:
 
 
 def skip_expression(limits: Mapping[str, str]) -> str:
-    """Return a regular expression for ginkgo's --skip, which matches all limits; empty without
-    limits."""
+    """Return a regular expression for ginkgo's --skip that finds the specs of `limits`; empty
+    without limits."""
     return "|".join(re.escape(part) for part in limits)

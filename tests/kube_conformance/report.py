@@ -23,7 +23,7 @@ class Result:
     not_run: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        """Return the summary for people: the names of the specs that did not pass, and in the last
+        """Return the summary as text: the names of the specs that did not pass, and in the last
         line the counts."""
         lines = [
             *(

@@ -54,7 +54,7 @@ class Target:
 
 
 def on_this_machine(cluster: Cluster) -> Target:
-    """Return the cluster whose nodes are namespaces of this machine."""
+    """Return the target for a cluster whose nodes are namespaces of this machine."""
     node = cluster.node
     options = (
         f"--container-runtime-endpoint=unix://{node.socket}",

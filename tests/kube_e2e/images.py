@@ -90,7 +90,7 @@ def _agnhost(shell: BuiltImage, pause: BuiltImage) -> BuiltImage:
 
 
 def _path_in(layer: bytes, name: str) -> str:
-    """Return the path of the only file with this name."""
+    """Return the path of the only file with this name in the tar `layer`."""
     with tarfile.open(fileobj=io.BytesIO(layer)) as archive:
         (path,) = (path for path in archive.getnames() if path.endswith(f"/{name}"))
     return path.removeprefix("./")

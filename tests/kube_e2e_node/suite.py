@@ -90,7 +90,7 @@ class SuiteNode(Node):
         self.start_server()
 
     def down(self) -> None:
-        """End kubelet, pods, server and registry; only files remain."""
+        """End kubelet, pods, server and registries; only files remain."""
         self._systemctl("stop", *self._systemctl("list-units").split())
         self.stop()
         self.registry.stop()

@@ -1,5 +1,5 @@
-"""A machine for `kubeadm init`. Its kubelet is started like the unit of Kubernetes' packages starts
-it, since there is no systemd."""
+"""A machine for `kubeadm init`. It has no systemd, so kubelet is started here as the unit of
+Kubernetes' packages would start it."""
 
 from __future__ import annotations
 
@@ -131,7 +131,8 @@ class KubeadmMachine(Machine, Kubectl):
         return list(json.loads(done.stdout)["items"]) if not done.returncode else []
 
     def until_ready(self, names: set[str], *options: str) -> None:
-        """Wait until each of `names` is the beginning of a pod's name, and all pods are Ready."""
+        """Wait until there is a pod for each beginning of a name in `names`, and all pods are
+        Ready."""
 
         def ready() -> bool:
             pods = self.pods(*options)

@@ -52,8 +52,8 @@ class K3sMachine(Machine, Kubectl):
         self.types(f"mkdir -p {PLUGINS}; cp {shlex.join(map(str, plugins))} {PLUGINS}")
 
     def start_k3s(self, command: str) -> None:
-        """Start k3s with the options of docs/install.md in `command` and those that this machine
-        needs."""
+        """Start k3s with the options of `command`, from docs/install.md, and those that this
+        machine needs."""
         words = [
             *shlex.split(command),
             "--node-name",

@@ -1,4 +1,4 @@
-"""Reads the nodes' pods, and the kernel's tables in each node's namespace."""
+"""Reads the pods of the nodes, and the kernel's network tables in each node's namespace."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs one guest at a time for all tests of this folder, booted at first use. Tests that run inside
-the guest are collected only there."""
+"""Runs one guest at a time for all tests of this folder, booted at first use. On the host, tests
+that run inside the guest are not collected."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ class Boots:
 
 @pytest.fixture(scope="package")
 def boots(request: pytest.FixtureRequest) -> Iterator[Boots]:
-    """Provide the guests; the last one is powered off after the last test of the folder."""
+    """Provide what boots the guests; the last guest is powered off after the last test of the
+    folder."""
     # One thread emulates all processors of a guest: with one processor the fast tests take 0.7 of
     # the time. Some slow tests need two (kubelet's static CPU policy).
     slow = any(item.get_closest_marker("slow") for item in request.session.items)

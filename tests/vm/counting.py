@@ -1,5 +1,5 @@
-"""Provides a container that counts, its checkpoints by the real CRIU, and a server that restores
-from archives and from images."""
+"""Provides tests of checkpoints by the real CRIU with a container that counts, and a server that
+restores from archives and from images."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Plays a newcomer who has only docs/: runs the commands of a page on a guest and on its cluster's
-control plane."""
+"""Plays a newcomer who has only docs/ and runs the commands of a page."""
 
 from __future__ import annotations
 
@@ -87,7 +86,7 @@ class Clock:
 
 
 class Newcomer:
-    """Runs the commands of the docs."""
+    """Runs the commands of the docs on a guest and on the control plane of its cluster."""
 
     def __init__(self, guest: Guest, cluster: Cluster) -> None:
         self.guest, self.cluster = guest, cluster

@@ -1,6 +1,6 @@
-"""Runs the parts of conformance suites that need cgroup v2's controllers in the guest: Kubernetes'
-specs of pods that are resized, with the suite and the control plane on the host, and containerd's
-tests that measure memory or choose processors."""
+"""Runs in a guest those parts of conformance suites that need the controllers of cgroup v2:
+Kubernetes' specs of pods that are resized, with the suite and the control plane on the host, and
+containerd's tests that measure memory or choose processors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ CACHE = "/root/.cache/pyrunc"
 
 @dataclass(frozen=True)
 class Machine:
-    """The guest. `kubelet_port`: kubelet's port in the guest, forwarded from the same port of
-    127.0.0.1 on the host."""
+    """The guest. `kubelet_port`: kubelet's port, the same in the guest and, forwarded, on 127.0.0.1
+    of the host."""
 
     guest: Guest
     kubelet_port: int

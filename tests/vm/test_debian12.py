@@ -1,5 +1,5 @@
 """Tests Debian 12 (Linux 6.1, systemd 252), the other machine that the Vagrantfile offers: limits,
-kubelet's classes, and features that such a kernel has in another form."""
+QoS classes of kubelet's pods, and features that this kernel has in another form."""
 
 from __future__ import annotations
 

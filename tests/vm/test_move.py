@@ -1,5 +1,5 @@
-"""Tests the third task of docs/tasks.md: a node of kubeadm's with containerd and runc becomes one
-of ours without a package, and goes back.
+"""Tests the third task of docs/tasks.md: a node that kubeadm has joined, with containerd and runc,
+becomes one of ours without a package, and goes back.
 
 The machine is a guest that has joined its cluster with containerd; every block of the task is run
 here, in the page's order.
@@ -102,7 +102,7 @@ def test_a_node_moves_from_containerd_and_back(node: Newcomer) -> None:
 
 
 def is_of_containerds_pods(line: str) -> bool:
-    """Return whether a line is a mount, network device or process of containerd's pods, which have
-    new names by now."""
+    """Return whether a line is a mount, network device or process of containerd's pods. These have
+    other names after the move."""
     words = ("/run/containerd/", "/run/netns/", "/var/lib/kubelet/", "veth", "cni-", "/pause")
     return any(word in line for word in words)

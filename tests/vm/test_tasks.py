@@ -1,5 +1,5 @@
-"""Tests the first two tasks of docs/tasks.md on a machine that never had our package, and between
-them the package under systemd and a kubelet.
+"""Tests the first two tasks of docs/tasks.md on a machine that never had our package: joining a
+cluster, and finding out why a pod is slow. Also tests the package under systemd and a kubelet.
 
 The machine is a guest with the files of Kubernetes' packages; its cluster's control plane is on the
 host. Every block of those tasks is run here, in the page's order.
@@ -51,7 +51,7 @@ def clean(person: Newcomer, debs: tuple[Path, Path]) -> set[str]:
 
 @pytest.fixture(scope="module")
 def node(person: Newcomer, clean: set[str]) -> Newcomer:
-    """Run the first task of docs/tasks.md, block by block, and a pod. Return the machine."""
+    """Run the blocks of the first task of docs/tasks.md, then a pod; return the machine."""
     install, token, join, nodes, look = documents.blocks("tasks.md", "Join a node to a cluster")
     output = person.types(install)
     assert "active (running)" in output and "serving at unix:///run/pyrunc/cri.sock" in output

@@ -57,8 +57,8 @@ def client(folder: Path, *words: str) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """Provide the folder of a server that runs under systemd as its unit says, with a pod whose
-    image is mounted."""
+    """Provide the folder of a server under systemd, with the directives of its unit, and with a pod
+    whose image is mounted."""
     (tmp_path / "config.toml").write_text('[images]\nstore = "erofs"\n')
     places = [
         "--config",

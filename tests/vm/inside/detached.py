@@ -14,8 +14,8 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 
 class DetachedContainer:
-    """A container in `folder`; `group` is its cgroup as the kernel names it. `options`: global
-    options of the runtime; `cgroups_path`: `cgroupsPath` of the configuration."""
+    """A container in `folder`, with its cgroup `group`. `options`: global options of the runtime;
+    `cgroups_path`: `cgroupsPath` of the configuration."""
 
     def __init__(
         self, folder: Path, identifier: str, cgroups_path: str, options: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ class DetachedContainer:
         resources: dict[str, Any] | None = None,
         annotations: dict[str, str] | None = None,
     ) -> None:
-        """Start the container in the background with `command`."""
+        """Start the container, which runs `command`, in the background."""
         config = bundle.configuration(
             *command, resources=resources or {}, cgroupsPath=self._cgroups_path
         )

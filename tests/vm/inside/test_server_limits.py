@@ -1,5 +1,5 @@
-"""Tests that the server puts pods and containers into the groups of both cgroup drivers, with
-limits that the kernel's own files confirm."""
+"""Tests that the server, with either cgroup driver, puts pods and containers into their cgroups,
+with limits that the kernel's own files confirm."""
 
 from __future__ import annotations
 

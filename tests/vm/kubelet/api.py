@@ -47,7 +47,7 @@ class Api:
         return answer
 
     def create(self, path: str, thing: Json) -> Json:
-        """POST `thing`; return it in the server's form."""
+        """POST `thing`; return the object that the API server has made."""
         created: Json = json.loads(self.text("POST", path, thing))
         return created
 

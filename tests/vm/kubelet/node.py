@@ -115,8 +115,8 @@ class Node:
         name: str = "",
         patience_s: float = PATIENCE_S,
     ) -> Any:
-        """Poll until the condition is true and return its value. The error has the events of pod
-        `name`."""
+        """Poll until the condition is true and return its value. The error after a timeout has the
+        events of the pod `name`."""
         answers: list[Any] = []
 
         def ask() -> Any:
@@ -208,7 +208,7 @@ class Node:
         return self.api.get("/api/v1/nodes/node1")
 
     def summary(self) -> Json:
-        """Return kubelet's summary API."""
+        """Return the answer of kubelet's summary API."""
         return self.api.summary()
 
 

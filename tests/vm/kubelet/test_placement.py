@@ -40,7 +40,7 @@ CLASS = {
 
 @dataclass
 class Placed:
-    """The pods that run with one driver."""
+    """The pods that run with one cgroup driver."""
 
     node: Node
     pods: dict[str, Json]
@@ -79,7 +79,7 @@ def weight(shares: int) -> str:
 
 
 def use_driver(node: Node, driver: str) -> None:
-    """Restart server and kubelet with another driver; no pod may run."""
+    """Restart server and kubelet with another cgroup driver, while no pod runs."""
     CONFIG.write_text(re.sub(r'driver = "\w+"', f'driver = "{driver}"', CONFIG.read_text()))
     systemctl("restart", "pyrunc-cri")
     node.configure_kubelet(cgroupDriver=driver)

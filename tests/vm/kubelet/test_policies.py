@@ -29,7 +29,7 @@ RESERVED_MIB = 512 + 100
 
 @pytest.fixture
 def kubelet(node: Node) -> Iterator[Node]:
-    """Restore kubelet's configuration afterwards."""
+    """Provide the node, and restore kubelet's configuration after the test."""
     yield node
     node.configure_kubelet()
 
@@ -40,8 +40,8 @@ def limited(name: str, resources: Json, script: str = "sleep 3600") -> Json:
 
 
 def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> None:
-    """A guaranteed pod with whole processors gets them exclusively; other pods move away, and come
-    back later."""
+    """A guaranteed pod with whole processors gets them exclusively: other pods move away, and come
+    back when it is removed."""
     kubelet.configure_kubelet(
         cpuManagerPolicy="static",
         cpuManagerReconcilePeriod="2s",
@@ -75,7 +75,7 @@ def test_static_policies_pin_containers(kubelet: Node, removing: list[str]) -> N
 
 @pytest.fixture
 def swap() -> Iterator[None]:
-    """Provide a swap file."""
+    """Provide the machine with a swap file during the test."""
     with open(SWAP_FILE, "wb") as file:
         os.posix_fallocate(file.fileno(), 0, SWAP_BYTES)
     SWAP_FILE.chmod(0o600)

@@ -1,4 +1,4 @@
-"""Provides the node of the kubelet's tests."""
+"""Provides the fixtures of tests/vm/kubelet."""
 
 from tests.vm.kubelet.conftest import node, removing
 

@@ -192,7 +192,7 @@ def ordinary_user(name: str, uid: int) -> None:
 
 
 def granted_ids(name: str) -> tuple[int, int]:
-    """Return the first id and the number of ids in /etc/subuid."""
+    """Return (first id, number of ids) of the user in /etc/subuid."""
     for line in Path("/etc/subuid").read_text().splitlines():
         owner, first, count = line.split(":")
         if owner == name:

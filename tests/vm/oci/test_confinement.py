@@ -86,7 +86,8 @@ def test_a_profile_that_is_not_loaded_is_an_error(container: Container) -> None:
 
 
 def test_mapped_mounts_keep_their_owners(container: Container) -> None:
-    """In the container, the files of a host directory have the same owner ids as on the host."""
+    """The container has a user namespace, and sees the files of an id-mapped host folder with the
+    owner ids that they have on the host."""
     shared = container.folder / "shared"
     shared.mkdir()
     (shared / "of-root").touch()

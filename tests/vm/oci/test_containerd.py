@@ -49,7 +49,7 @@ disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.opt"]
 
 
 class Ctr:
-    """The `ctr` command in one of containerd's namespaces."""
+    """Runs `ctr` in one of containerd's namespaces."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace

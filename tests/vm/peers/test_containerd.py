@@ -54,7 +54,7 @@ def archive(image: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 
 
 def _checkpoint(client: cri.Client, folder: Path) -> Path:
-    """Checkpoint a container over CRI, and remove it."""
+    """Checkpoint a container over CRI and remove it; return the archive."""
     pod = api.PodSandboxConfig(
         metadata=api.PodSandboxMetadata(name="theirs", uid="theirs", namespace="default"),
         hostname="theirs", log_directory=str(folder), linux=api.LinuxPodSandboxConfig(),

@@ -122,7 +122,7 @@ def _spec(ours: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes(ours: bytes) -> bytes:
-    """Return the tar without the root folder and other folders that are not new."""
+    """Return the tar `ours` without the root folder and without folders that the image has, too."""
     theirs = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(ours)) as tar,

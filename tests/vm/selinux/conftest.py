@@ -1,9 +1,9 @@
 """Makes the guest's kernel enforce SELinux while these tests run, and puts the server into the
 domain of Debian's policy for container engines.
 
-Only that domain is permissive: the policy has rules for the engines that it knows and for labelled
-disks, and the guest's disk has no labels. The kernel enforces the policy on all actions of
-containers and on all actions of other processes on them.
+Only that domain is permissive, because the policy expects a disk with labels and an engine that it
+knows. The kernel enforces the policy on all that containers do, and on all that other processes do
+to them.
 """
 
 from __future__ import annotations

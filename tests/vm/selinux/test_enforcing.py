@@ -92,7 +92,8 @@ def test_a_volume_is_inaccessible_before_its_relabelling(server: Server, volume:
 
 @pytest.mark.requirement("8.10")
 def test_pods_cannot_read_each_others_volumes(server: Server, volume: Path) -> None:
-    """The pods' labels have the same type and differ in their categories."""
+    """The kernel refuses it because the pods' labels, of the same type, differ in their
+    categories."""
     first = launch(server, volume, relabel=True)
     assert reads(server, first) == "content"
     second = launch(server, volume, relabel=False)

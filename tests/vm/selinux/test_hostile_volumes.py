@@ -124,8 +124,8 @@ def test_relabelling_a_hostile_volume_stays_inside(
 def test_an_invalid_label_is_refused(
     server: Server, tmp_path: Path, field: str, value: str
 ) -> None:
-    """A field that contains more than its part of a label is refused, and so is a user that the
-    policy does not know. The volume keeps its label."""
+    """A user or level that would replace other parts of the label is refused, and so is a user that
+    the policy does not know. The volume keeps its label."""
     volume = tmp_path / "volume"
     volume.mkdir()
     before = label_of(volume)

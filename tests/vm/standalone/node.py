@@ -146,7 +146,7 @@ class Node:
             return bytes(answer.read())
 
     def pod(self, name: str) -> Json | None:
-        """Return the pod of kubelet's list, or None."""
+        """Return the pod `name` from kubelet's list, or None."""
         for pod in json.loads(self.get("/pods"))["items"] or []:
             # The name of a static pod ends with the node's.
             if pod["metadata"]["name"] == f"{name}-{NAME}":
