@@ -51,8 +51,8 @@ def restored(runtime: Runtime, images: Path, *words: str, options: tuple[str, ..
 
 
 def spoil(images: Path, kind: str, canary: Canary) -> None:
-    """Make an image file or CRIU's log a link, a pipe or a device, or let `parent`, the link to the
-    pre-dump, lead elsewhere."""
+    """Replace an image file or CRIU's log by a link, a pipe or a device, or let `parent`, the link
+    to the pre-dump, lead elsewhere."""
     place = images / "pages-1.img"
     place.unlink()
     if kind == "link":

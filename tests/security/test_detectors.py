@@ -445,8 +445,8 @@ def test_each_mutation_finds_its_source_text(name: str) -> None:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("name", MUTATIONS)
 def test_the_attack_succeeds_without_the_defence(name: str, tmp_path: Path) -> None:
-    """When a copy of the program lacks one defence, the attack's test fails there by its own
-    assertion."""
+    """When a copy of the program lacks one defence, the test of the attack fails in this copy by
+    its own assertion."""
     edits, test = MUTATIONS[name]
     copy = ProjectCopy(tmp_path / "copy")
     for file, old, new in edits:

@@ -155,8 +155,8 @@ def test_a_file_in_place_of_a_default_device_is_refused(
 def test_console_as_a_link_is_not_followed(
     runtime: Runtime, rootfs: Path, tmp_path: Path, canary: Canary, target: str
 ) -> None:
-    """CVE-2025-52565: the container's terminal is to be bound at /dev/console, which is a link of
-    the image. The terminal is mounted at /dev/console itself, not at the link's target, or create
+    """CVE-2025-52565: the image's /dev/console is a link, and the container's terminal is to be
+    mounted there. The mount is at /dev/console itself and not at the link's target, or create
     fails."""
     (rootfs / "dev/console").symlink_to(target.format(canary=canary.path))
 

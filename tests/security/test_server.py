@@ -190,9 +190,9 @@ NUMBERS = ["1000", "4294967296", "2147483648", "99999999999999999999", "9" * 60,
 
 @pytest.mark.requirement("8.3")
 def test_a_numeric_user_is_never_taken_for_a_name(server: Server, pod: str) -> None:
-    """CVE-2024-40635, CVE-2026-46680: accounts in the image's /etc/passwd have numbers as names,
-    and uid 0. If the image's USER or the caller demands such a number, the process has it as its
-    uid, or CreateContainer fails."""
+    """CVE-2024-40635, CVE-2026-46680: the image's /etc/passwd has accounts whose names are numbers
+    and whose uid is 0. If the image's USER or the caller demands such a number, the process has it
+    as its uid, or CreateContainer fails."""
     # kubelet's runAsNonRoot would not notice uid 0.
     passwd = ACCOUNTS + "".join(f"{n}:x:0:0::/root:/bin/sh\n" for n in NUMBERS)
     group = "root:x:0:\n" + "".join(f"{n}:x:0:\n" for n in NUMBERS)
@@ -415,8 +415,8 @@ def test_links_in_the_folders_of_a_log_are_not_followed(
 @pytest.mark.parametrize("field", ["name", "namespace", "uid"])
 def test_names_of_pods_cannot_leave_the_servers_folders(server: Server, field: str) -> None:
     """CVE-2025-0750: metadata of a pod, which becomes part of paths, climbs by `..`. Whether the
-    server refuses the pod or not, it makes no file outside of its folders and none of such a name
-    in them."""
+    server refuses the pod or not, no file with this name is made, neither in the server's folders
+    nor outside."""
     text = f"{CLIMB}/tmp/pyrunc-escaped-{field}"
     config = server.pod_config("tricks")
     setattr(config.metadata, field, text)

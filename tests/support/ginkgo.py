@@ -24,10 +24,7 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> int | None:
     """Run ginkgo in the folder of the file `log`, and write its output to `log`. Return the exit
-    code; None after the timeout.
-
-    Then kill all processes that ginkgo has started, also when an exception ends the wait.
-    """
+    code; None after the timeout."""
     with open(log, "wb") as output:
         child = subprocess.Popen(
             command,
@@ -44,6 +41,7 @@ def run(
             return None
         finally:
             with contextlib.suppress(ProcessLookupError):
+                # all processes that ginkgo has started
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait()
 

@@ -1,14 +1,13 @@
 """Measures how the work of a parser grows with its input: the CPU time for one input against that
 for an input of twice the size.
 
-The CPU time of this process does not contain the work of other processes. The least of several
-rounds contains little of their disturbance (caches, a second thread of the core). Both sizes are
-measured in turns, so that a slow phase of the machine affects both. Linear work doubles, quadratic
-work quadruples; the limit lies between. The time of linear work jumps once, where memory no longer
-fits a cache or an allocator's arena. Therefore work that grows too fast between two sizes is
-measured again between the next sizes and, at the input's limit, between smaller ones. Quadratic
-work fails at every size. A first size that is too quick to be measured is doubled until it can be
-measured, or until the input's own limit: work that is this cheap at the limit is no attack.
+Linear work doubles, quadratic work quadruples; the limit lies between. The CPU time of this process
+does not contain the work of other processes, and the least of several rounds contains little of
+their disturbance (caches, a second thread of the core).
+
+The time of linear work jumps once, where memory no longer fits a cache or an allocator's arena.
+Therefore work that grows too fast between two sizes is measured again between the next sizes or, at
+the input's limit, between smaller ones. Quadratic work fails at every size.
 """
 
 from __future__ import annotations
@@ -35,10 +34,13 @@ def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 
 
     - `prepare(size)`: builds an input and returns the work on it, which is done once.
     - `size`: the size at which the measurement begins.
-    - `largest`: the size above which the parser refuses the input or needs more than 16 MiB. From
-      32 MiB on glibc returns memory at once, so that each piece of work begins with page faults.
+    - `largest`: the size above which the parser refuses the input or needs more than 16 MiB.
     """
+    # `largest` has this limit because glibc returns memory at once from 32 MiB on, so that each
+    # piece of work would begin with page faults.
     small = _cpu_s(prepare(size))
+    # A size that is too quick to be measured is doubled, up to the input's own limit: work that is
+    # this cheap at the limit is no attack.
     while small < MEASURABLE_S and size * 4 <= largest:
         size *= 2
         small = _cpu_s(prepare(size))
@@ -61,6 +63,7 @@ def check_growth(prepare: Callable[[int], Work], size: int, *, largest: int = 1 
 def _least(prepare: Callable[[int], Work], size: int) -> tuple[float, float]:
     """Return the CPU seconds for `size` and for twice `size`: the least of as many rounds as a
     decision needs, at most ROUNDS."""
+    # Both sizes are measured in turns, so that a slow phase of the machine affects both.
     small, large = _cpu_s(prepare(size)), _cpu_s(prepare(2 * size))
     for _ in range(ROUNDS):
         if large < FACTOR_LIMIT * small:

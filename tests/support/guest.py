@@ -248,12 +248,11 @@ def _bootstrap(root: Path, suite: str, variant: Variant) -> None:
 
 def _change_architecture(root: Path, suite: str, variant: Variant, unpacked: Path) -> None:
     """Replace the packages' files in `root` by those of the same packages for another architecture.
-
-    The packages' scripts have the same results (users, units, alternatives, bytecode) on all
-    architectures, and would take half an hour in an emulator. dpkg's records stay those of this
-    machine's architecture, so no package can be installed in such a guest.
-    """
+    No package can be installed in such a guest: dpkg's records stay those of this machine's
+    architecture."""
     architecture = variant.architecture
+    # The packages' scripts have the same results (users, units, alternatives, bytecode) on all
+    # architectures, and would take half an hour in an emulator.
     packages = ["?essential", "~prequired", *variant.all_packages(architecture)]
     options = ["--quiet", "--mode=root", "--variant=extract", f"--arch={architecture.debian}"]
     _run("mmdebstrap", *options, *(f"--include={name}" for name in packages), suite, str(unpacked))

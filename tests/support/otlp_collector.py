@@ -1,7 +1,8 @@
-"""A collector of OpenTelemetry: `python -m tests.support.otlp_collector FILE [hang]` prints its
-port, and appends each span that comes by OTLP over HTTP to FILE as a line of JSON.
+"""A collector of OpenTelemetry traces for tests.
 
-With `hang` it accepts requests and never answers.
+`python -m tests.support.otlp_collector FILE [hang]` prints the collector's port, and appends each
+span that comes by OTLP over HTTP to FILE as a line of JSON. With `hang` it accepts requests and
+never answers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A small container registry for tests: the distribution API for pulls, over HTTP or HTTPS, with
 logins and faults.
 
-Blobs are files below a folder. `Fault`s change the answers to the requests they match, so that a
-test says in one line what goes wrong. As a program it serves image archives: `python -m
-tests.support.registry --port N --root DIR [--auth U:P] FILE…`.
+Blobs are files below a folder. `Fault`s change the answers to the requests they match.
+`python -m tests.support.registry --port N --root DIR [--auth U:P] FILE…` serves image archives.
 """
 
 from __future__ import annotations

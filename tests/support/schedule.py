@@ -1,11 +1,13 @@
 """Decides which of two workers of pytest-xdist runs which tests (`make test`: -n 2).
 
-The ledger counts the machine, so tests whose cgroups, network devices, mounts or namespaces may
-have any name run one after the other, in one worker. The other worker starts with the guest, an
-emulator that occupies a processor for minutes. Then come files whose tests create no object of the
-machine, or only objects with their worker's mark: each file runs on any free worker, and the worker
-that counts the machine leaves the marked objects to the other. Without workers all run in the order
-of their files.
+The ledger counts all objects of the machine. Tests whose cgroups, network devices, mounts or
+namespaces may have any name therefore run one after the other in one worker. The other worker
+begins with the tests in the guest, an emulator that occupies a processor for minutes. The rest are
+files whose tests make no such objects, or only objects with their worker's mark: each of these
+files runs on any free worker, and the worker that counts the machine leaves the marked objects to
+the other.
+
+Without workers all tests run in the order of their files.
 """
 
 from __future__ import annotations

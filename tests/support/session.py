@@ -3,7 +3,7 @@ that mark.
 
 Several sessions and other programs may share a machine. Objects that a session makes outside of its
 folders (cgroups, named network namespaces, network devices) have the mark in `name(…)`, so that the
-ledger can tell them from those that others make meanwhile. The marks of one run's workers differ in
+ledger can tell them from those of others. The marks of one run's workers differ in
 the last letter only.
 """
 

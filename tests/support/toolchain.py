@@ -249,13 +249,11 @@ def _build_kubernetes(out: Path) -> None:
 
 def _kubernetes_module(name: str = "kubernetes", packages: Sequence[str] = ()) -> Path:
     """Return the folder of a Go module that requires k8s.io/kubernetes for `packages`, by default
-    those of its programs.
-
-    The go.mod of Kubernetes replaces staging modules by folders, which the module proxy does not
-    serve. The returned module requires the releases of the staging modules instead.
-    """
+    those of its programs."""
     source = cache() / "src" / name
     source.mkdir(parents=True, exist_ok=True)
+    # The go.mod of Kubernetes replaces staging modules by folders, which the module proxy does not
+    # serve. Their releases take the folders' place here.
     text = Path(_download_kubernetes(source)["GoMod"]).read_text()
     staging = sorted(set(re.findall(r"^\s*(k8s\.io/[\w-]+) v0\.0\.0\s*$", text, re.MULTILINE)))
     language = re.search(r"^go (\S+)", text, re.MULTILINE)
