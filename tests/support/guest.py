@@ -106,7 +106,7 @@ UNWANTED = (
 
 
 def dependencies() -> list[str]:
-    """Return the requirements of pyproject.toml, to run and to test."""
+    """Return the requirements in pyproject.toml for running and testing the project."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     return [
         *project["dependencies"],
@@ -609,7 +609,7 @@ class Guest:
         self.ssh("mkdir -p /root/project && tar xzf - -C /root/project", stdin=buffer.getvalue())
 
     def stop(self) -> None:
-        """Power off the guest and discard its changes of the disk."""
+        """Power off the guest and discard its changes to the disk."""
         if self.program.pid:
             # the machine may be busy; the kill below needs no answer
             with contextlib.suppress(subprocess.TimeoutExpired):
