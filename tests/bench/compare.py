@@ -1,11 +1,10 @@
 """`make bench`: compares containerd + runc, CRI-O + crun and our server in one run: medians and
 ratios.
 
-Rounds alternate between the three, so that the machine's noise hits all of them. A ratio below 1
-means that ours is faster; it is the figure to quote, the milliseconds belong to this machine and
-this hour. First one pod at a time, then several at once. The result is kept as JSON, from which
-`make figures` fills the README. Options are words of BENCH: BENCH='--pods 30 --parallel 4 --servers
-containerd,pyrunc'.
+Rounds alternate between the three, so that the machine's noise hits all of them. The figure to
+quote is the ratio: below 1, ours is faster. First one pod at a time, then several at once. The
+result is kept as JSON, from which `make figures` fills the README. Options are words of BENCH:
+BENCH='--pods 30 --parallel 4 --servers containerd,pyrunc'.
 """
 
 from __future__ import annotations

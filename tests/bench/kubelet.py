@@ -56,8 +56,6 @@ class OurNode(Node):
 
 
 class PeerNode(Node):
-    """A node with containerd or CRI-O."""
-
     title: str
     kind: type[Containerd] | type[Crio]
 
@@ -146,8 +144,6 @@ class Api:
 
 
 class Bench:
-    """A node under measurement."""
-
     def __init__(self, node: Node, title: str, kubernetes: Api) -> None:
         self.node, self.name, self._api = node, title, kubernetes
         self.samples: dict[str, list[float]] = defaultdict(list)

@@ -75,7 +75,6 @@ class Bench:
             (folder / file).touch()
 
     def forget(self) -> None:
-        """Drop the samples of a warm-up."""
         self.samples.clear()
         self.rates.clear()
 

@@ -1,10 +1,9 @@
 """`python -m tests.bench.runtimes`: compares the command lines of pyrunc, runc and crun in one run:
 medians and ratios.
 
-Rounds alternate between the runtimes, so that the machine's noise hits all of them; the figure to
-quote is the ratio to runc, the milliseconds belong to this machine and this hour. Every command is
-a process that starts, works and ends, as its callers have it: no process of a runtime stays between
-two commands. The second table is processor time, which depends less on other work of the machine.
+Rounds alternate between the runtimes, so that the machine's noise hits all of them. The figure to
+quote is the ratio to runc. No process of a runtime stays between two commands. The second table is
+processor time, which depends less on other work of the machine.
 
 runc and crun are those of `make bench`. Their state is on a tmpfs, like /run on a machine that
 systemd has booted. crun refuses a host with the trees of cgroup v1 and v2, so there it runs in a
@@ -119,7 +118,6 @@ class Side:
         self.processor_ms[task].append(sum(cost.processor_ms for cost in costs))
 
     def forget(self) -> None:
-        """Drop the samples so far."""
         for samples in (self.clock_ms, self.processor_ms, self.memory_mib):
             for values in samples.values():
                 values.clear()

@@ -40,7 +40,6 @@ class Result:
     groups: Mapping[str, Sequence[Row]]
 
     def write(self, path: Path) -> None:
-        """Write the result as JSON."""
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 

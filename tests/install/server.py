@@ -12,8 +12,6 @@ from tests.support.processes import wait_until
 
 
 class Server:
-    """`pyrunc-cri serve` of a machine, started and stopped as by its systemd unit."""
-
     def __init__(self, machine: chroot.Machine) -> None:
         self.machine = machine
         command = [*machine.enter(), "exec pyrunc-cri serve"]

@@ -60,14 +60,12 @@ class Installed:
         )
 
     def write(self, path: str, text: str = "") -> Path:
-        """Write a file below the folder."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text)
         return target
 
     def files(self, *tops: str) -> list[str]:
-        """Return the files below these folders."""
         files = (path for top in tops for path in (self.root / top).rglob("*") if path.is_file())
         return sorted(str(path.relative_to(self.root)) for path in files)
 

@@ -68,7 +68,6 @@ class Kube:
         return self.cluster.kubectl("-n", self.namespace, *arguments, check=check, **options)
 
     def popen(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
-        """Start kubectl in the background."""
         return subprocess.Popen(self.command(*arguments), **options)
 
     def command(self, *arguments: str, kubectl: Path | None = None) -> list[str]:
@@ -107,7 +106,6 @@ class Kube:
         self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false", check=False)
 
     def apply(self, *manifests: Manifest) -> None:
-        """Run `kubectl apply -f -` with JSON manifests."""
         text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(manifests)})
         self("apply", "-f", "-", input=text)
 
@@ -117,8 +115,7 @@ class Kube:
         return self.ready(manifest["metadata"]["name"], timeout_s)
 
     def ready(self, name: str, timeout_s: int = 60) -> Manifest:
-        """Wait until the pod is Ready and return it. The error after a timeout describes the
-        pod."""
+        """Wait until the pod is Ready and return it. On a timeout the error describes the pod."""
         done = self(
             "wait",
             "--for=condition=Ready",
@@ -146,14 +143,12 @@ class Kube:
         return self.get(name)
 
     def get(self, name: str) -> Manifest:
-        """Return the pod's object from the API server."""
         document: Manifest = json.loads(self("get", "pod", name, "-o", "json").stdout)
         return document
 
     def exec(
         self, name: str, *command: str, container: str = "c", check: bool = True, **options: Any
     ) -> subprocess.CompletedProcess[str]:
-        """Run `kubectl exec`."""
         return self("exec", name, "-c", container, "--", *command, check=check, **options)
 
     def sh(self, name: str, script: str, container: str = "c") -> str:
@@ -161,7 +156,6 @@ class Kube:
         return self.exec(name, "sh", "-c", script, container=container).stdout.strip()
 
     def logs(self, name: str, *arguments: str) -> str:
-        """Return the output of `kubectl logs`."""
         return self("logs", name, *arguments).stdout
 
     def events(self) -> Iterable[str]:

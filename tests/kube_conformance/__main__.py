@@ -19,7 +19,6 @@ from tests.kube_conformance import cluster, suite
 
 
 def main() -> None:
-    """Parse the arguments, run the suite, print the summary."""
     parser = argparse.ArgumentParser(prog="python -m tests.kube_conformance")
     parser.add_argument("results", type=Path)
     parser.add_argument(

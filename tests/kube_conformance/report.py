@@ -39,7 +39,6 @@ class Result:
 
     @property
     def total(self) -> int:
-        """Return the number of selected specs."""
         return len(self.passed) + len(self.failed) + len(self.limited) + len(self.not_run)
 
 

@@ -1,9 +1,8 @@
 """Runs Kubernetes' own tests of a node's guarantees, `[NodeConformance]`, on a one-node cluster:
 every one passes.
 
-Kubernetes' releases are tested with the same program; here it is built from its module. ginkgo runs
-several specs at a time, since they mostly wait. Their images are made here and come from the
-cluster's registry.
+The program is that of Kubernetes' releases, built from its module. The images of its specs are made
+here and come from the cluster's registry.
 """
 
 from __future__ import annotations

@@ -154,6 +154,5 @@ class KubeadmMachine(Machine, Kubectl):
 
 
 def has_become_ready(pod: dict[str, Any]) -> bool:
-    """Return whether the pod's Ready condition is true."""
     conditions = {each["type"]: each["status"] for each in pod["status"].get("conditions", [])}
     return conditions.get("Ready") == "True"

@@ -43,7 +43,6 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[K3sMachine]:
 
 
 def pod(machine: K3sMachine, name: str) -> dict[str, Any]:
-    """Return the pod as the API server describes it."""
     return dict(json.loads(machine.kubectl("get", "pod", name, "-o", "json").stdout))
 
 

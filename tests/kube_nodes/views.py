@@ -33,7 +33,6 @@ class Hosts:
         return [(first, second), (second, first)]
 
     def address(self, node: AnyNode) -> str:
-        """Return the address of the node's pod."""
         return str(self.pods[node.host]["status"]["podIP"])
 
     def addresses(self, node: AnyNode) -> set[str]:

@@ -63,7 +63,6 @@ class Boots:
         return self._running
 
     def stop(self) -> None:
-        """Power off the running guest."""
         if self._running is not None:
             self._running.stop()
             self._running = None

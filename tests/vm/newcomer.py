@@ -202,5 +202,4 @@ def at_a_new_machine(boots: Boots, folder: Path, disks: Sequence[Path] = ()) -> 
 
 
 def push(guest: Guest, file: Path, target: str) -> None:
-    """Copy a file to the guest."""
     guest.ssh(f"mkdir -p $(dirname {target}) && cat > {target}", stdin=file.read_bytes())

@@ -1,8 +1,8 @@
 """Tests a Debian of arm64 on an emulated machine: qemu-user would run its programs on this
 machine's kernel.
 
-Emulated processors are fifty times slower than those of this machine: this file takes a quarter of
-an hour on an idle machine, and ten minutes more to build the disk. Its kubelet is cross-built here.
+Emulated processors are fifty times slower: these tests take a quarter of an hour on an idle
+machine, and ten minutes more to build the disk.
 """
 
 from __future__ import annotations

@@ -1,9 +1,6 @@
 """Tests the third task of docs/tasks.md: a node that kubeadm has joined, with containerd and runc,
-becomes one of ours without a package, and goes back.
-
-The machine is a guest that has joined its cluster with containerd; every block of the task is run
-here, in the page's order.
-"""
+becomes one of ours without a package, and goes back. Every block of the task is run in the page's
+order."""
 
 from __future__ import annotations
 

@@ -31,7 +31,6 @@ def with_containerd(guest: Guest) -> Guest:
 @pytest.mark.slow
 @pytest.mark.timeout(2100)
 def test_tests_of_the_runtime_pass(guest: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """The tests are of rootless containers, checkpoints and confinement."""
     remote.run(guest, f"-m 'not slow' {INSIDE}", capsys, timeout_s=2000)
 
 
@@ -39,5 +38,4 @@ def test_tests_of_the_runtime_pass(guest: Guest, capsys: pytest.CaptureFixture[s
 @pytest.mark.slow
 @pytest.mark.timeout(4000)
 def test_tests_of_engines_pass(with_containerd: Guest, capsys: pytest.CaptureFixture[str]) -> None:
-    """The engines are podman of root and of an ordinary user, and containerd."""
     remote.run(with_containerd, f"-m slow --timeout=600 {INSIDE}", capsys, timeout_s=3900)

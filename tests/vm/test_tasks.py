@@ -1,8 +1,8 @@
 """Tests the first two tasks of docs/tasks.md on a machine that never had our package: joining a
 cluster, and finding out why a pod is slow. Also tests the package under systemd and a kubelet.
 
-The machine is a guest with the files of Kubernetes' packages; its cluster's control plane is on the
-host. Every block of those tasks is run here, in the page's order.
+The machine is a guest; its cluster's control plane is on the host. Every block of those tasks is
+run in the page's order.
 """
 
 from __future__ import annotations

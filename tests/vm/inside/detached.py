@@ -64,9 +64,7 @@ class DetachedContainer:
         return CGROUPS / line.removeprefix("0::/")
 
     def read(self, file: str) -> str:
-        """Return the text of a file of the cgroup."""
         return (self.group / file).read_text().strip()
 
     def sh(self, script: str) -> subprocess.CompletedProcess[str]:
-        """Run a shell script by exec."""
         return self.pyrunc("exec", self.id, "sh", "-c", script, check=False)

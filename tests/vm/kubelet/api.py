@@ -42,7 +42,6 @@ class Api:
         )
 
     def get(self, path: str) -> Json:
-        """Return the object or list at `path`."""
         answer: Json = json.loads(self.text("GET", path))
         return answer
 
@@ -66,7 +65,6 @@ class Api:
                 raise
 
     def summary(self) -> Json:
-        """Return kubelet's own statistics."""
         summary: Json = json.loads(self.kubelet("GET", "/stats/summary"))
         return summary
 

@@ -40,22 +40,17 @@ class Node:
     # ---- pods
 
     def create(self, *manifests: Json) -> None:
-        """Create pods, which start in parallel."""
         for manifest in manifests:
             self.api.create(PODS, manifest)
 
     def pod(self, name: str) -> Json:
-        """Return the pod as the API server describes it."""
         return self.api.get(f"{PODS}/{name}")
 
     def run(self, manifest: Json) -> Json:
-        """Create a pod and wait until it is Ready."""
         self.create(manifest)
         return self.ready(manifest["metadata"]["name"])
 
     def ready(self, name: str) -> Json:
-        """Wait until the pod is Ready."""
-
         def condition() -> Json | None:
             pod = self.pod(name)
             conditions = {c["type"]: c["status"] for c in pod["status"].get("conditions", [])}
@@ -97,7 +92,6 @@ class Node:
         )
 
     def pods(self) -> list[Json]:
-        """Return all pods of the namespace."""
         pods: list[Json] = self.api.get(PODS)["items"]
         return pods
 
@@ -204,11 +198,9 @@ class Node:
         return ""
 
     def node(self) -> Json:
-        """Return the node as the API server has it."""
         return self.api.get("/api/v1/nodes/node1")
 
     def summary(self) -> Json:
-        """Return the answer of kubelet's summary API."""
         return self.api.summary()
 
 
@@ -229,7 +221,6 @@ def journal(unit: str, lines: int = 40) -> str:
 
 
 def fact(group: Path, name: str) -> str:
-    """Return a cgroup file's text."""
     return (group / name).read_text().strip()
 
 

@@ -140,7 +140,6 @@ def test_pods_and_containers_have_pressure_figures(numbers: Json) -> None:
 
 
 def test_the_figures_of_the_node_are_the_machines(node: Node) -> None:
-    """The node's memory is the machine's, and its file system is the disk's."""
     node_stats = node.summary()["node"]
     facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(facts["MemTotal"].split()[0]) * 1024

@@ -27,7 +27,6 @@ def survivor(node: Node) -> Iterator[Json]:
 
 
 def unit_property(name: str) -> str:
-    """Return a property of the server's unit."""
     return systemctl("show", "-P", name, UNIT)
 
 

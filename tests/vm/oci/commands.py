@@ -40,7 +40,6 @@ class User:
         timeout_s: float = 120,
         terminal: bool = False,
     ) -> Done:
-        """Run a command to its end."""
         words = [str(word) for word in command]
         if terminal:
             return self._on_a_terminal(words, timeout_s)

@@ -236,8 +236,8 @@ def test_a_paused_container_can_be_checkpointed(container: Container) -> None:
 
 @pytest.mark.parametrize("redirection", ["", ">/own 2>/own"])
 def test_an_attached_restore_uses_new_pipes(container: Container, redirection: str) -> None:
-    """`restore` has the later output and the exit code of the program, even if at the checkpoint
-    the shell's stdout and stderr are files of the container."""
+    """`restore` gets the program's later output and ends with its exit code, even if at the
+    checkpoint the shell's stdout and stderr are files of the container."""
     wait = f"until [ -e /go ]; do sleep 0.1; done {redirection}"
     container.make("sh", "-c", f"echo before; touch /said; {wait}; echo after; exit 3")
     runtime = [str(commands.PYRUNC), "run", "--bundle", str(container.bundle), container.id]
