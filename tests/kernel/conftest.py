@@ -25,8 +25,8 @@ def box(tmp_path: Path) -> Iterator[Box]:
 
 @pytest.fixture(autouse=True, scope="session")
 def what_a_process_keeps() -> None:
-    """Make the sealed memfds of launcher and pause before the first test. A process makes them once
-    and keeps them open, so the ledger would count them as that test's leak."""
+    """Make the sealed memfds of launcher and pause before the first test."""
+    # A process makes them once and keeps them; the ledger would count them as a test's leak.
     launch.executable()
     os.close(pause._open_pause())
     facts.host()

@@ -20,8 +20,8 @@ def rootfs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="package", autouse=True)
 def parent_of_containers() -> Iterator[None]:
-    """Make this process a subreaper, so that containers become its children when their runtime has
-    ended, as they become a shim's; other folders' tests run without it."""
+    """Make this process a subreaper for the tests of this folder: as with a shim, containers become
+    its children when their runtime has ended."""
     set_child_subreaper(True)
     yield
     set_child_subreaper(False)

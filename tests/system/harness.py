@@ -1,9 +1,9 @@
 """Runs a runtime as its callers do: a program with arguments, exit codes and files. Imports nothing
-of ours.
+of this project's product.
 
-`PYRUNC_RUNTIME` points the same tests at another runtime, for which they must hold too (tests of
-our own verbs check `is_pyrunc`). Output goes to files: a container keeps its descriptors, and a
-pipe would never end.
+`PYRUNC_RUNTIME` names another runtime, which must pass the same tests (tests of pyrunc's own verbs
+check `is_pyrunc`). Output goes to files: a container keeps its descriptors, and a pipe would never
+end.
 """
 
 from __future__ import annotations
@@ -201,9 +201,7 @@ def reap(wait_s: float = 0.0) -> None:
 
 
 def reap_killed(container_id: str, timeout_s: float = 20.0) -> None:
-    """Take the exit status of all children in a killed container. An exec is our child, and
-    until it is reaped the init of its pid namespace does not end (Linux,
-    zap_pid_ns_processes())."""
+    """Take the exit status of all our children in a killed container."""
 
     def is_in_container(child: str) -> bool:
         pid, *_ = child.split()
@@ -212,6 +210,8 @@ def reap_killed(container_id: str, timeout_s: float = 20.0) -> None:
         except (FileNotFoundError, ProcessLookupError):
             return False
 
+    # Until an exec, our child, is reaped, the init of its pid namespace does not end (Linux,
+    # zap_pid_ns_processes()).
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         reap()

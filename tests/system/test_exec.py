@@ -291,6 +291,6 @@ def test_the_pid_file_may_be_a_pipe(runtime: Runtime, box: Box) -> None:
 
 
 def test_sockets_of_another_process_are_not_passed(box: Box) -> None:
-    """A service manager passes descriptors to one process. `exec`, as a child of this process,
-    inherits LISTEN_FDS and does not pass it on."""
+    """`exec` drops an inherited LISTEN_FDS that a service manager has set for its parent
+    process."""
     assert box.exec("sh", "-c", "echo x$LISTEN_FDS", env={"LISTEN_FDS": "1"}).ok().out == "x\n"

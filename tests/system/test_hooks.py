@@ -159,7 +159,7 @@ def test_a_failing_poststop_hook_is_a_warning(runtime: Runtime, shared: Path) ->
 def test_the_output_of_a_failing_start_hook_is_reported(
     runtime: Runtime, shared: Path, timeout: int | None
 ) -> None:
-    """Only the failing hook's output is reported, limited in size; runc's start reports none."""
+    """The error has the output of the failing hook alone, limited in size."""
     if not runtime.is_pyrunc:
         pytest.skip("runc's start does not wait for this hook")
     early = hook("echo fine >&2")

@@ -216,9 +216,8 @@ def test_run_reaps_the_orphans_of_a_container_without_a_pid_namespace(
 
 
 def test_run_keeps_the_exit_code_while_orphans_end_at_once(runtime: Runtime) -> None:
-    """`run` returns the container's exit code although each SIGCHLD interrupts the handler of the
-    one before."""
     kinds = [{"type": kind} for kind in ("mount", "network", "ipc", "uts")]
+    # Each SIGCHLD interrupts the handler of the one before.
     script = "for i in $(seq 400); do (true & true & true &); done; exit 3"
     box = runtime.box("sh", "-c", script, namespaces=kinds)
     assert runtime("run", "--bundle", str(box.folder), box.id).fails(code=3).err == ""
@@ -280,10 +279,10 @@ def test_nothing_is_mounted_on_the_host(runtime: Runtime) -> None:
 
 @pytest.mark.parametrize("name", ["TERM", "INT", "HUP"])
 def test_a_signal_ends_a_container_that_waits_for_start(runtime: Runtime, name: str) -> None:
-    """The waiting process handles the signal, because the kernel drops unhandled signals to process
-    1 of a pid namespace."""
     box = runtime.box("sleep", "1000")
     box.create().ok()
+    # The waiting process handles the signal, because the kernel drops unhandled signals to process
+    # 1 of a pid namespace.
     box.kill(name).ok()
     box.gone()
     box.start().fails("cannot start a container that has stopped")

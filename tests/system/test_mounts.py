@@ -182,19 +182,19 @@ def test_read_only_and_masked_paths_are_protected(runtime: Runtime) -> None:
 
 @pytest.fixture
 def mount_points(runtime: Runtime) -> Iterator[None]:
-    """Remove the mount points below /mnt that a runtime makes in the root directory, which other
-    tests use, too."""
+    """At the end, remove the runtime's mount points below /mnt in the root directory that tests
+    share."""
     yield
     shutil.rmtree(runtime.rootfs / "mnt", ignore_errors=True)
 
 
 @pytest.mark.usefixtures("mount_points")
 def test_a_bind_of_a_path_in_the_root_shows_earlier_mounts(runtime: Runtime, data: Path) -> None:
-    """A bind whose source is in the root shows earlier mounts there, as with runc, which opens
-    sources in the order of the mounts; runc's own tests build such trees."""
+    """A bind whose source is in the container's root shows earlier mounts there."""
     (data / "link").symlink_to("/../../sub")
     (data / "sub" / "inner").write_text("inner\n")
     root = runtime.rootfs
+    # runc opens sources in the order of the mounts, and its own tests build such trees.
     mounts = [
         bind(data, "/tmp"),
         bind(root / "tmp", "/mnt/home"),
@@ -233,8 +233,8 @@ def test_a_link_cannot_lead_a_bind_of_a_path_in_the_root_out_of_it(
 def test_links_of_the_image_do_not_count_below_an_earlier_mount(
     runtime: Runtime, rootfs: Path, data: Path
 ) -> None:
-    """The volume on /var/log/nginx covers the image's link to /dev/stdout. The next mount is in
-    the volume, and not on /dev/stdout."""
+    """Where a volume covers a link of the image, the next mount is made in the volume, and not at
+    the link's target."""
     (rootfs / "var/log/nginx").mkdir(parents=True)
     (rootfs / "var/log/nginx/access.log").symlink_to("/dev/stdout")
     (rootfs / "var/data").symlink_to("/missing")

@@ -202,8 +202,8 @@ MUTATIONS = st.lists(st.tuples(st.sampled_from(PLACES), VALUES), min_size=1, max
 def mutated(
     mutations: list[tuple[Path_, Any]],
 ) -> tuple[dict[str, Any], list[tuple[Path_, Any, Any]]]:
-    """Return the configuration with these changes, and the values that each has replaced (for
-    changes that were still possible)."""
+    """Return a configuration with those changes that are possible, and a list of them: (place,
+    replaced value, new value)."""
     config, done = full(), []
     for place, value in mutations:
         target: Any = config
@@ -279,7 +279,7 @@ def judge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Judge]:
 
 
 def check(judge: Judge, mutations: list[tuple[Path_, Any]]) -> None:
-    """Check that the runtime answers these mutations as the module's docstring demands."""
+    """Check that the runtime answers with a container or one clear error, and leaves nothing."""
     config, changes = mutated(mutations)
     report = judge.run(config)
     what = f"{[(json_path(place), value) for place, _, value in changes]}\n{report}"

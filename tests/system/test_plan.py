@@ -30,8 +30,8 @@ def test_a_plan_is_printed_and_nothing_happens(runtime: Runtime) -> None:
 def test_the_trace_has_both_sides_in_the_order_of_the_plan(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """The trace shows the operations of parent and child in the order of the printed plan: hooks of
-    every kind, a user namespace, limits, a seccomp listener, a console."""
+    """The trace shows the operations of parent and child in the order of the printed plan, also of
+    hooks, a user namespace, limits, a seccomp listener and a console."""
     agent = socket.socket(socket.AF_UNIX)
     agent.bind(str(tmp_path / "agent"))
     agent.listen(4)

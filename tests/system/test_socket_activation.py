@@ -1,5 +1,5 @@
-"""Tests descriptors of a service manager, and others, in a container: at the same numbers, with the
-variables of sd_listen_fds(3)."""
+"""Tests that a container gets descriptors of a service manager, and others, at the same numbers,
+with the variables of sd_listen_fds(3)."""
 
 from __future__ import annotations
 

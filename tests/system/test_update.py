@@ -26,8 +26,8 @@ def update(runtime: Runtime, *words: str, **more: Any) -> Result:
 
 
 def limit(box: Box) -> str | None:
-    """Return the largest number of processes of the container; None where the runtime's tree
-    does not have that controller."""
+    """Return the largest number of processes of the container; None where the runtime's cgroup tree
+    has no pids controller."""
     for tree in TREES:
         file = Path(tree) / box.id / "pids.max"
         if file.exists():

@@ -31,8 +31,7 @@ def _no_process(config: dict[str, Any]) -> None:
 
 
 def test_create_needs_no_process_and_start_does(runtime: Runtime) -> None:
-    """runtime-spec allows a configuration without `process` at create, and demands an error at
-    start."""
+    # runtime-spec allows this at create, and demands an error at start.
     box = runtime.box(change=_no_process)
     if not runtime.is_pyrunc:
         box.create().fails("process property must not be empty")

@@ -1,4 +1,4 @@
-"""A cgroup that is removed while we write to it, as systemd removes a scope with its last
+"""Tests `Cgroup.kill` while the cgroup is removed, as systemd removes a scope with its last
 process."""
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ ROUNDS = 2000
 
 
 def test_a_group_that_is_removed_during_kill_counts_as_killed() -> None:
-    """`kill` succeeds although the group is removed between its open(2) and write(2), so that the
-    kernel answers ENODEV. This happens in some 20 of 2000 rounds."""
     with own_group("going") as group:
         racing = group / "racing"
         ours = Cgroup(f"/{racing.relative_to(tree.root())}")
@@ -27,6 +25,8 @@ def test_a_group_that_is_removed_during_kill_counts_as_killed() -> None:
             removal.start()
             begin.set()
             while racing.exists():
+                # In some 20 of 2000 rounds the group goes between open(2) and write(2), which fails
+                # with ENODEV.
                 ours.kill()
             removal.join()
 

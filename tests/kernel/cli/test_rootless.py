@@ -26,8 +26,8 @@ Done = subprocess.CompletedProcess[str]
 
 
 class RootlessRuntime:
-    """The user's copy of the runtime (the checkout may not be readable for the user), bundle and
-    runtime folder; the container is called `one`."""
+    """A copy of the runtime that the user can read, a bundle and a runtime folder; the container is
+    called `one`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.bundle, self.runtime = folder, folder / "bundle", folder / "runtime"

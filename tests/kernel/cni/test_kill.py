@@ -101,12 +101,12 @@ def recorded(host: Host, pod: Pod) -> dict[str, Any]:
 
 
 def test_a_kill_during_the_first_add_is_repaired_by_the_next(tmp_path: Path, host: Host) -> None:
-    """The bridge and the rules may be half made: the next pod completes them."""
     config = host.bridge_config(ipMasq=True, bridge="cni0")
     for number in range(12):
         pod = host.pod(f"k{number}")
         with child(BRIDGE, pod, config) as pid:
             time.sleep(number * 0.003)
+            # The bridge and the rules may be half made.
             os.kill(pid, signal.SIGKILL)
         call(BRIDGE, "DEL", pod, config)
         assert not veths() and not leases(host) and not all_elements()

@@ -93,8 +93,6 @@ def test_libcni_calls_add_check_and_del(host: Host, cni_version: str) -> None:
 
 
 def test_libcni_calls_status_and_gc(host: Host) -> None:
-    """cnitool's gc passes no list of valid attachments. libcni detaches the attachments in its own
-    cache; the plugins' GC fails and removes nothing."""
     folder, attached, unknown = prepare(host, "1.1.0"), host.pod(), host.pod()
     in_one_life(
         folder,
@@ -102,6 +100,8 @@ def test_libcni_calls_status_and_gc(host: Host) -> None:
         f"CAP_ARGS= $CNITOOL add net {unknown.path} >/dev/null",
         "rm -r /var/lib/cni/results",
         f"$CNITOOL add net {attached.path} >/dev/null",
+        # cnitool passes no list of valid attachments. libcni detaches the attachments in its own
+        # cache; the plugins' GC fails and removes nothing.
         f"! $CNITOOL gc net {attached.path} 2>$NETCONFPATH/said",
     )
     assert "needs a list in cni.dev/valid-attachments" in (folder / "net.d/said").read_text()

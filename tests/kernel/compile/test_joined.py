@@ -134,8 +134,8 @@ def test_maps_of_a_namespace_without_a_process_are_read(tmp_path: Path) -> None:
 
 
 def test_a_container_can_join_a_mount_namespace(box: Box, tmp_path: Path) -> None:
-    """The root is attached in that namespace and becomes its `/`, as under runc: other processes in
-    the namespace see it too."""
+    """The container's root is attached in the joined namespace and becomes its `/`, as under runc:
+    other processes there see it too."""
     namespace_process = subprocess.Popen(
         ["unshare", "-m", "--propagation", "private", "sh", "-c", "echo; exec sleep 1000"],
         stdout=subprocess.PIPE,

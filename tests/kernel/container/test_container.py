@@ -156,12 +156,13 @@ def test_arguments_that_are_too_long_are_an_error(box: Box, tmp_path: Path) -> N
 
 
 def add_programs_without_interpreters(box: Box) -> None:
-    """Add the programs `script` and `loaded` to /opt, which is in PATH. Programs of the machine
-    need a loader that the image lacks."""
+    """Add the programs `script` and `loaded` to /opt, which is in PATH; their interpreters are
+    missing."""
     folder = box.image / "opt"
     folder.mkdir()
     (folder / "script").write_text("#!/no/interpreter\n")
     (folder / "script").chmod(0o755)
+    # Its loader is missing in the image.
     shutil.copy("/bin/true", folder / "loaded")
     box.process["env"] = ["PATH=/nowhere:/opt:/bin"]
 

@@ -59,8 +59,8 @@ def test_prestart_and_create_runtime_hooks_run_in_the_hosts_namespaces(
 def test_create_container_hooks_run_in_the_containers_mount_namespace(
     kinds: Box, tmp_path: Path, overlay: bool
 ) -> None:
-    """The hook sees the runtime's files and the container's mounts; what it mounts in the root is
-    there for the container only."""
+    """A createContainer hook sees the runtime's files and the container's mounts. Its own mounts in
+    the root exist in the container only."""
     kinds.config["hooks"] = {
         "createContainer": [
             hook(facts_script(tmp_path / "seen")),

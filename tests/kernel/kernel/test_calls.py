@@ -154,9 +154,8 @@ class TestMounts:
         os.close(number)
 
     def test_a_clone_that_cannot_be_made_read_only_is_closed(self, tmp_path: Path) -> None:
-        """When mount_setattr(2) fails, the clone is closed. The test requests two kinds of
-        propagation, and mount_setattr(2) accepts only one."""
         before = os.listdir("/proc/self/fd")
+        # mount_setattr(2) accepts only one kind of propagation.
         with pytest.raises(KernelError) as caught:
             mount.open_read_only_clone(tmp_path, propagation=MS_PRIVATE | MS_SHARED)
         assert caught.value.errno == errno.EINVAL

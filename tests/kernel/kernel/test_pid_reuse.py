@@ -76,8 +76,7 @@ async def test_killing_a_session_spares_a_process_with_its_leaders_pid(pod: Test
 
 
 def test_members_of_a_session_outlive_its_leader() -> None:
-    """The kernel does not reuse the session's number while members live, so they are found by the
-    number."""
+    """The processes of a session are killed although its leader has ended."""
     script = "sleep 1000 & echo $!; exec true"
     with subprocess.Popen(
         ["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True
@@ -87,6 +86,7 @@ def test_members_of_a_session_outlive_its_leader() -> None:
         status = stat(leader.pid)
         leader.wait()
         assert status is not None
+        # The kernel does not reuse the session's number while members live.
         for _ in kill_session(leader.pid, status.start_time, lambda: [member]):
             pass
         assert wait_until(lambda: not alive_since(member), 30)

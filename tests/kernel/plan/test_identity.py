@@ -376,8 +376,8 @@ def test_the_callers_cpus_do_not_leak(box: Box, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_an_early_filter_may_forbid_getcwd(box: Box) -> None:
-    """The container starts under a seccomp filter that forbids getcwd. Without no_new_privs the
-    filter is loaded before the change of user, but after the check of the working directory."""
+    """The container starts although its seccomp filter forbids getcwd."""
+    # So the filter is loaded before the change of user, but after the check of the directory.
     box.process["noNewPrivileges"] = False
     box.process["cwd"] = "/tmp"
     box.linux["seccomp"] = {

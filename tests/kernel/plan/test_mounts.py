@@ -235,8 +235,8 @@ def test_a_swapped_folder_never_leads_outside(box: Box, data: Path, tmp_path: Pa
 
 
 def _empty(volume: Path) -> None:
-    """Remove the directories that a container made in `d`, which a swap may have renamed to
-    `link`."""
+    """Remove the directories that a container made in the volume."""
+    # A swap may have renamed `d` to `link`.
     for path in ("d/x/y", "d/x", "link/x/y", "link/x"):
         try:
             (volume / path).rmdir()

@@ -348,9 +348,8 @@ async def test_a_container_can_have_a_terminal(pod: TestPod) -> None:
 
 
 async def test_hooks_run_in_their_order_around_a_container(pod: TestPod) -> None:
-    """Each hook writes its name and the status that it received; startContainer runs inside the
-    container and writes to another file."""
     trace = pod.folder / "trace"
+    # Each hook writes its name and the status that it received.
     script = (
         """read -r state; echo $0 $(echo "$state" | sed 's/.*"status":"\\([a-z]*\\)".*/\\1/')"""
         f" >> {trace}"
@@ -393,11 +392,12 @@ async def test_poststop_hooks_run_before_the_container_is_forgotten(
     pod: TestPod, failed: bool
 ) -> None:
     """The shim forgets a container only after the poststop hooks have ended, also after a failed
-    start. The hook waits at a named pipe."""
+    start."""
     gate, trace = pod.folder / "gate", pod.folder / "trace"
     os.mkfifo(gate)
     pod.container("a", "true")
     path = pod.containers / "a" / "config.json"
+    # The hook waits at a named pipe.
     script = f"cat > {trace}; read -r x < {gate}; cat {path} >> {trace}"
     hooks = {
         "createRuntime": [{"path": "/bin/false" if failed else "/bin/true"}],
@@ -493,9 +493,9 @@ async def test_a_cancelled_exec_is_killed(pod: TestPod, after_ms: float) -> None
 
 
 async def test_a_container_does_not_inherit_the_shims_oom_score(pod: TestPod) -> None:
-    """A container has the test's score or its configured one. The shim's score differs: it is -999
-    where the shim may lower it. Elsewhere the test raises it, because no process may go below the
-    lowest score that was set with CAP_SYS_RESOURCE."""
+    """A container and its execs have the configured score, or else the score of this test."""
+    # The shim has the score -999 where it may lower it. Elsewhere it is raised: no process may go
+    # below the lowest score that was set with CAP_SYS_RESOURCE.
     if not holds("CAP_SYS_RESOURCE"):
         own_score = int(Path("/proc/self/oom_score_adj").read_text())
         Path(f"/proc/{pod.pid}/oom_score_adj").write_text(str(own_score + 300))

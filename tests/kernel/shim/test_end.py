@@ -53,13 +53,14 @@ async def test_an_ended_shim_has_logged_what_it_has_read(pod: TestPod, tmp_path:
 async def test_a_shim_whose_log_cannot_be_written_continues(
     pod: TestPod, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An outdated shim does not end while it cannot write its log, because the output that waits
-    would be lost with it. A file size limit on the shim stands for the full disk."""
+    """An outdated shim does not end while it cannot write its log, because the waiting output would
+    be lost."""
     limit = resource.RLIM_INFINITY
     started = await pod.run(
         "a", "printf begin; echo ready >&2; read x; echo $x; sleep 1000", stdin=True
     )
     await until(lambda: pod.logged("a", "stderr") == b"ready\n")
+    # A file size limit on the shim stands for the full disk.
     size = pod.log_path("a").stat().st_size
     resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (size, limit))
     async with server_of_another_version(pod, tmp_path / "shims") as processes:

@@ -31,8 +31,8 @@ def test_the_loop_serves_others_while_a_session_is_killed() -> None:
 
 
 def test_an_event_of_a_closed_descriptor_does_not_reach_its_successor() -> None:
-    """Two pipes end in the same round. The handler of the first closes the second. Its number goes
-    to a new pipe, which has nothing to read: the new pipe's handler is not called."""
+    """When a handler closes another descriptor and its number is reused, a pending event of the old
+    descriptor does not call the new handler."""
     loop = EventLoop()
     first, second, successor = os.pipe(), os.pipe(), os.pipe()
     called: list[str] = []

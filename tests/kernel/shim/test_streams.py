@@ -144,10 +144,9 @@ async def test_reopening_the_log_of_an_exited_container_is_refused_and_makes_no_
 
 @pytest.mark.requirement("11.4")
 async def test_a_container_survives_a_full_disk_of_its_log(pod: TestPod) -> None:
-    """A container runs on while its log's disk is full. A file size limit on the shim stands for
-    the full disk; the test removes the limit afterwards."""
     await pod.client.state()
     resource = __import__("resource")
+    # A file size limit on the shim stands for the full disk.
     resource.prlimit(pod.pid, resource.RLIMIT_FSIZE, (100_000, resource.RLIM_INFINITY))
     written = pod.folder / "written"
     script = (
@@ -178,8 +177,7 @@ async def test_a_container_survives_a_full_disk_of_its_log(pod: TestPod) -> None
 
 @pytest.mark.skipif("PYRUNC_GUEST" in os.environ, reason="emulated processors have no speed")
 async def test_the_log_is_copied_fast(pod: TestPod) -> None:
-    """The shim copies more than 80 MB of a log per second of its processor time; an idle machine
-    reaches 270 MB. Other processes do not count in this time."""
+    """The shim copies more than 80 MB of a log per second of its own processor time."""
     total = 200_000_000
     script = (
         f"import os\nb = (b'x' * 99 + b'\\n') * 600\nfor _ in range({total} // len(b)):"
@@ -190,6 +188,7 @@ async def test_the_log_is_copied_fast(pod: TestPod) -> None:
     await pod.exited("a", 90)
     rate = total / (_processor_s(pod.pid) - before_s) / 1e6
     print(f"{rate:.0f} MB per second of the processor")
+    # An idle machine reaches 270.
     assert rate > 80
 
 

@@ -152,11 +152,10 @@ async def test_many_jobs_run_at_once(zygote: Zygote) -> None:
 
 
 async def test_a_timeout_kills_all_processes_of_the_job(zygote: Zygote, tmp_path: Path) -> None:
-    """The timeout kills the three processes that the job has started and that would sleep for 100
-    s. It is long enough for all of them to start."""
     pids = tmp_path / "pids"
     started = time.monotonic()
     with pytest.raises(DeadlineExceeded):
+        # The timeout is long enough for all three processes to start; they would sleep for 100 s.
         await zygote.run(f"{HERE}:family", Question(file=str(pids)), timeout_s=2.5)
     assert 2.5 <= time.monotonic() - started < 25
     family = [int(pid) for pid in pids.read_text().split()]
@@ -436,9 +435,6 @@ def test_a_zygote_whose_server_ends_during_the_imports_exits_without_an_error(mo
 
 
 def test_a_zygote_whose_server_ends_with_an_unread_reply_exits_without_an_error() -> None:
-    """When a server closes its socket with an unread reply, the kernel resets the connection. The
-    zygote's next reply, here a job's end, fails with ECONNRESET; the zygote exits with code 0 and
-    no message."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     command = [sys.executable, "-m", "pyrunc.zygote", str(theirs.fileno()), ":".join(sys.path)]
     with subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.PIPE) as process:
@@ -461,6 +457,8 @@ def test_a_zygote_whose_server_ends_with_an_unread_reply_exits_without_an_error(
         os.kill(process.pid, signal.SIGSTOP)
         os.close(writing)
         assert wait_until(lambda: gone(job), TIMEOUT_S)
+        # The unread reply makes the kernel reset the connection, so the zygote's next reply, the
+        # job's end, fails with ECONNRESET.
         ours.close()
         result.close()
         os.kill(process.pid, signal.SIGCONT)

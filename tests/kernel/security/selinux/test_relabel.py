@@ -69,9 +69,9 @@ def test_a_link_that_came_into_the_path_is_an_error(tree: Path, tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["another file system", "folder of the same file system", "file"])
 def test_mounts_below_a_volume_keep_their_labels(tree: Path, tmp_path: Path, kind: str) -> None:
-    """Relabelling leaves out mounts inside the volume. A bind of the same file system has the
-    volume's st_dev, and a bind-mounted file is no folder, but both lead out of the volume. The test
-    makes them in a separate mount namespace."""
+    """Relabelling leaves out file systems, folders and files that are mounted inside the volume."""
+    # A bind of the same file system has the volume's st_dev, and a bind-mounted file is no folder,
+    # but both lead out of the volume.
     place, source = {
         "another file system": (tree / "folder/deep", "-t tmpfs t"),
         "folder of the same file system": (tree / "folder/deep", f"--bind {tmp_path}/outside"),
