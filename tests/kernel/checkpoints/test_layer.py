@@ -174,10 +174,10 @@ def test_a_whiteout_behind_a_link_to_the_host_is_refused(tmp_path: Path) -> None
 def test_a_file_that_became_a_pipe_is_not_opened(
     upper: Path, tar: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When a file becomes a pipe before it is archived, the archive fails at once. A container that
-    is not frozen may share this /dev/shm and put a pipe there: a wait for the pipe's writer would
-    keep the other containers frozen."""
+    """When a file becomes a pipe before it is archived, the archive fails at once."""
     (upper / "plain").write_bytes(b"")
+    # A container that is not frozen may share this /dev/shm and put a pipe there: a wait for the
+    # pipe's writer would keep the other containers frozen.
     os.mkfifo(upper / "file")
     real, plain = os.stat, os.stat(upper / "plain")
     monkeypatch.setattr(

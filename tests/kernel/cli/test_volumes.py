@@ -139,8 +139,7 @@ def test_a_folder_of_the_pod_belongs_to_its_fs_group(tmp_path: Path) -> None:
 
 
 def test_a_deep_volume_is_deleted(tmp_path: Path) -> None:
-    """A volume is deleted although a container has nested its folders three thousand deep: a
-    recursive function would fail at a thousand."""
+    """A volume is deleted although a container has nested its folders three thousand deep."""
     folder = folders.make(tmp_path, "default", "p")
     folders.set_owner(folder, "id")
     place = os.open(folder, os.O_RDONLY)
@@ -150,5 +149,6 @@ def test_a_deep_volume_is_deleted(tmp_path: Path) -> None:
         os.close(place)
         place = below
     os.close(place)
+    # A recursive function would fail at a thousand.
     folders.remove(tmp_path, "id")
     assert not list(tmp_path.iterdir())

@@ -101,8 +101,8 @@ def test_a_later_plugin_gets_the_result_of_the_previous_plugin(host: Host) -> No
 
 
 def test_del_without_port_mappings_searches_no_elements(host: Host) -> None:
-    """DEL by pyrunc's server gets the port mappings of the ADD, so without mappings it searches no
-    nftables elements. For another caller, DEL searches all elements."""
+    """DEL by pyrunc's server searches nftables elements only if the ADD had port mappings. For
+    another caller, DEL searches all elements."""
     pod, bridge = host.pod(), host.bridge_config()
     scope = {"args": {"cni": {"scope": "mine"}}}
     result = added(pod, bridge, ports(**scope))

@@ -1,5 +1,5 @@
-"""The plugins as programs: pyrunc's as any runtime runs them, compared with the reference plugins
-(Go)."""
+"""The executables of pyrunc's plugins, run as any runtime runs them, and compared with the
+reference plugins (Go)."""
 
 from __future__ import annotations
 

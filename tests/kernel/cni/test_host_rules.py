@@ -77,8 +77,8 @@ def test_removing_elements_that_are_gone_removes_the_others(host: Host) -> None:
 
 
 def test_a_transaction_may_be_larger_than_the_sockets_buffers(host: Host) -> None:
-    """A transaction of 16,000 elements works although the kernel by default refuses a message above
-    net.core.wmem_default and drops answers above net.core.rmem_default."""
+    # By default the kernel refuses a message above net.core.wmem_default and drops answers above
+    # net.core.rmem_default.
     elements = [
         *ports(1, 8000, "net/a/eth0"),
         *ports(1, 8000, "net/a/eth0", pod=POD6, subnet=SUBNET6),
@@ -92,8 +92,8 @@ def test_a_transaction_may_be_larger_than_the_sockets_buffers(host: Host) -> Non
 
 
 def test_a_list_is_complete_while_others_change_the_table(host: Host) -> None:
-    """A list of hundreds of elements takes several packets. It is complete although another process
-    changes the table, because the kernel says when a list is not consistent."""
+    # A list of hundreds of elements takes several packets. The kernel says when a list is not
+    # consistent.
     mine = ports(10000, 800, "net/mine/eth0")
     host_rules.add_elements(mine, [SUBNET])
     busy = os.fork()

@@ -1,4 +1,4 @@
-"""pyrunc's executables under the specification's own runtime library: cnitool, built from libcni's
+"""Runs pyrunc's plugins under the specification's own runtime library: cnitool, built from libcni's
 module."""
 
 from __future__ import annotations

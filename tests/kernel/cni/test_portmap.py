@@ -91,11 +91,10 @@ def test_the_host_reaches_a_port_through_loopback(net: Host, protocol: str, kind
 
 
 def test_ipv6_loopback_is_refused_at_once(net: Host) -> None:
-    """A host port cannot be reached at ::1, because the kernel has no route_localnet for IPv6. The
-    connection is refused at once, so that a client that tries ::1 first need not wait before it
-    tries 127.0.0.1."""
+    """A client that tries ::1 first need not wait before it tries 127.0.0.1."""
     pod = net.pod()
     publish(net, pod, WEB)
+    # A host port cannot be reached at ::1, because the kernel has no route_localnet for IPv6.
     with listen(pod.fd, "::", 80) as server, pytest.raises(ConnectionRefusedError):
         reach(None, "::1", 8080, server)
     previous = attach(net.pod(), net.bridge_config())
@@ -173,8 +172,8 @@ def test_sctp_ports_get_rules(net: Host) -> None:
 
 
 def test_others_cannot_use_the_hosts_loopback(net: Host) -> None:
-    """route_localnet would let a neighbour send to 127.0.0.1 (CVE-2020-8558); the guard drops
-    it."""
+    """CVE-2020-8558: a neighbour sends to 127.0.0.1 of a host with route_localnet. The plugin's
+    rules drop the packet."""
     pod = net.pod()
     publish(net, pod, WEB)
     with IPRoute() as route:

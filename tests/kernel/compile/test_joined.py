@@ -26,8 +26,8 @@ MAPS = [{"containerID": 0, "hostID": 200000, "size": 1000}]
 
 @pytest.fixture
 def elsewhere() -> Iterator[int]:
-    """Return the pid of a process in a new namespace of every kind but cgroup, which only
-    changes the view."""
+    """Return the pid of a process in new namespaces of every kind except cgroup."""
+    # A cgroup namespace only changes the view.
     script = (
         "import ctypes, os, sys, time\n"
         "libc = ctypes.CDLL(None)\n"

@@ -229,8 +229,6 @@ def test_containers_join_the_user_namespace_of_their_pod(box: Box) -> None:
 def test_layers_are_mapped_on_every_kernel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layers: int, writable: bool
 ) -> None:
-    """The overlay gets its layers as descriptors where the kernel accepts them, and otherwise from
-    temporary mount points. The result is the same."""
     lower = []
     for number in range(layers):
         folder = tmp_path / f"layers/{number:02}-{'x' * 40}/fs"
@@ -245,6 +243,8 @@ def test_layers_are_mapped_on_every_kernel(
     rootfs = Overlay(
         tuple(lower), *([str(tmp_path / "upper"), str(tmp_path / "work"), True] if writable else [])
     )
+    # The overlay gets its layers as descriptors where the kernel accepts them, and otherwise from
+    # temporary mount points.
     for kernel in (facts.host(), facts.host().replace(clones_detached=False)):
         monkeypatch.setattr(facts, "_host", kernel)
         with NamedDescriptors() as descriptors:

@@ -31,10 +31,10 @@ def test_the_root_of_a_container_covers_the_hosts(box: Box, overlay: bool) -> No
 
 @pytest.mark.parametrize("pivot", [True, False])
 def test_no_process_gets_a_procfs_without_its_masks(box: Box, pivot: bool) -> None:
-    """A process in a new user namespace cannot mount a procfs or sysfs without the masks. The
-    kernel permits this only where an unmasked one is mounted already, so the host's must not be
-    visible (fs/namespace.c, mount_too_revealing)."""
+    """A process in a new user namespace cannot mount a procfs or sysfs without the masks."""
     box.linux["maskedPaths"] = ["/proc/keys"]
+    # The kernel permits this only where an unmasked one is mounted already, so the host's must not
+    # be visible (fs/namespace.c, mount_too_revealing).
     script = "unshare -U -r -m -p -f busybox mount -t {0} {0} /tmp 2>&1; true"
     assert "permission denied" in box.run(f"busybox {script.format('proc')}", pivot=pivot)
     box.linux["maskedPaths"] = ["/sys/power"]

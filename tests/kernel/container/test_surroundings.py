@@ -101,14 +101,14 @@ def test_a_container_starts_from_a_deleted_working_directory(box: Box, tmp_path:
 
 
 def test_a_container_starts_from_a_thread_beside_others(box: Box) -> None:
-    """A container starts from any thread, whatever other threads run: the launcher is spawned,
-    never forked from Python."""
+    """A container starts from any thread, whatever other threads run."""
     outputs: list[str] = []
     stop = threading.Event()
     noise = [threading.Thread(target=lambda: stop.wait(30)) for _ in range(8)]
     for thread in noise:
         thread.start()
     starter = threading.Thread(target=lambda: outputs.append(box.run("sleep 0.2; echo alive")))
+    # The launcher is spawned, never forked from Python.
     starter.start()
     starter.join()
     stop.set()

@@ -142,11 +142,12 @@ def test_invalid_names_are_refused(keeper: Keeper, name: str) -> None:
 
 
 def test_a_posted_call_outlives_its_sender(keeper: Keeper, tmp_path: Path) -> None:
-    """The sender exits while the keeper is stopped. Another client then finds the entries that the
-    sender has posted."""
+    """Entries that a client has posted are stored although the client exits before the keeper reads
+    them."""
     pid = keeper.hello()
     sender = Keeper(tmp_path)
     sender.hello()
+    # The keeper reads nothing until the sender is gone.
     os.kill(pid, signal.SIGSTOP)
     try:
         with pipe() as (reading, _):

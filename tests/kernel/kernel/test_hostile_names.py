@@ -69,12 +69,12 @@ def test_a_name_of_a_process_cannot_change_or_break_readers_of_proc(name: bytes)
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_threaded_group_lists_processes_of_any_name(name: bytes) -> None:
-    """A threaded group has no cgroup.procs, so the processes are found by their threads."""
     with own_group("threaded") as group, process_named(name) as pid:
         threaded = group / "own"
         (group / "cgroup.procs").write_text(str(pid))
         (threaded / "cgroup.type").write_text("threaded")
         (threaded / "cgroup.threads").write_text(str(pid))
+        # The processes are found by their threads, as a threaded group has no cgroup.procs.
         assert Cgroup(f"/{threaded.relative_to(tree.root())}").processes() == [pid]
 
 

@@ -105,12 +105,12 @@ ENOUGH = [
 def test_comparisons_of_arguments_decide(
     box: Box, op: str, value: int, two: int, refused: list[int]
 ) -> None:
-    """chmod(path, mode) is refused for exactly those modes that match the filter's comparison. On
-    architectures without chmod the call is fchmodat."""
+    """chmod(path, mode) is refused for exactly those modes that match the filter's comparison."""
     args = {"op": op, "value": value, "valueTwo": two}
     filtered(
         box,
         rule("SCMP_ACT_ERRNO", "chmod", args=[{"index": 1, **args}]),
+        # the call on architectures without chmod
         rule("SCMP_ACT_ERRNO", "fchmodat", args=[{"index": 2, **args}]),
     )
     script = "for n in 4 5 6; do chmod $n /etc/passwd 2>/dev/null || echo $n; done"

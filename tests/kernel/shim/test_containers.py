@@ -118,11 +118,10 @@ async def test_the_network_namespace_is_made_with_the_pod_and_joined_by_the_paus
 async def test_a_pause_process_stopped_during_its_start_is_gone_afterwards(
     pod: TestPod,
 ) -> None:
-    """When a server gives up on the pod during the start, it stops the pause process, then the
-    shim. No pause process remains."""
     describe(pod)
     starting = asyncio.ensure_future(pod.client.start_pause())
     await asyncio.sleep(0)
+    # A server that gives up on the pod stops the pause process, then the shim.
     await pod.client.stop_pause()
     assert not (await pod.client.state()).pause_running
     await pod.client.shutdown()
@@ -141,11 +140,11 @@ async def test_a_failed_start_of_the_pause_process_is_reported_despite_a_stop(po
 
 
 async def test_no_container_starts_in_a_pod_whose_pause_process_has_ended(pod: TestPod) -> None:
-    """The start fails. The container's configuration names the namespaces by the pid of the pause
-    process, which another process of the host may have by then."""
     pause = await start_pause(pod)
     os.kill(pause.pid, signal.SIGKILL)
     await until(lambda: pod.events)
+    # The configuration names the namespaces by the pid of the pause process, which another process
+    # of the host may have by then.
     with pytest.raises(WrongState, match="pause process"):
         await pod.run("a", "exit 0")
     assert (await pod.client.state()).containers == []
@@ -210,10 +209,9 @@ async def test_containers_share_the_pods_namespaces_and_shm(pod: TestPod) -> Non
 async def test_the_end_of_a_container_kills_its_processes_in_a_shared_pid_namespace(
     pod: TestPod,
 ) -> None:
-    """The pause process is pid 1 of the namespace: a container's end must kill the container's
-    processes, although no namespace ends."""
     pause = await start_pause(pod, namespaces=PAUSE["namespaces"] | {"pid": "new"})
     assert namespace(pause.pid, "pid") != namespace(os.getpid(), "pid")
+    # The pause process is pid 1 of the namespace, which the container's end does not end.
     shared = [{"type": "pid", "path": f"/proc/{pause.pid}/ns/pid"}, {"type": "mount"}]
     script = "tr '\\0' '\\n' </proc/1/cmdline; setsid sleep 1000 & exit 3"
     pod.container("a", script, linux={"namespaces": shared})
@@ -420,9 +418,10 @@ async def test_poststop_hooks_run_before_the_container_is_forgotten(
 
 
 async def test_a_worker_killed_during_a_start_leaves_nothing(pod: TestPod) -> None:
-    """A stop kills the worker while a hook blocks the start, when the container's process exists.
-    No process and no cgroup remains."""
+    """After a stop kills the worker of a start, no process and no cgroup of the container
+    remains."""
     reached = pod.folder / "reached"
+    # This hook blocks the start when the container's process exists.
     hook = {"path": "/bin/sh", "args": ["sh", "-c", f"echo > {reached}; exec sleep 100"]}
     pod.container("a", "echo never")
     path = pod.containers / "a" / "config.json"
@@ -443,12 +442,12 @@ async def test_a_worker_killed_during_a_start_leaves_nothing(pod: TestPod) -> No
 async def test_a_container_of_a_killed_shim_runs_on_without_an_exit_record(
     pod: TestPod,
 ) -> None:
-    """No process waits for the container's exit any more: the server ends the remaining processes
-    through its cgroup."""
     started = await pod.run("a", "exec sleep 100")
     os.kill(pod.pid, signal.SIGKILL)
     await until(lambda: pod.closed)
     assert pod.processes() == [started.pid]
+    # No process waits for the exit any more: the server ends the remaining processes through the
+    # cgroup.
     assert not (pod.containers / "a" / "exit.json").exists()
 
 

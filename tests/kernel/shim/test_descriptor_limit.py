@@ -141,8 +141,7 @@ def _processor_ticks(pid: int) -> int:
 
 
 async def test_a_container_that_cannot_be_compiled_leaves_no_descriptor(pod: TestPod) -> None:
-    """A failed `create_container` leaves no descriptor open. The container's cgroup may stay,
-    because its removal needs descriptors, too; the server removes it."""
+    """A failed `create_container` leaves no descriptor open."""
     for free in range(MOST_FREE):
         name = f"c{free}"
         await pod.client.state()
@@ -158,6 +157,8 @@ async def test_a_container_that_cannot_be_compiled_leaves_no_descriptor(pod: Tes
             await pod.client.drop_container(name)
             await no_more_descriptors(pod, before)
             return
+        # The container's cgroup may stay, as its removal needs descriptors, too; the server
+        # removes it.
         await no_more_descriptors(pod, before)
     raise AssertionError("no container was compiled")
 

@@ -38,13 +38,12 @@ PYTHON = "/usr/bin/python3"
 
 @pytest.mark.requirement("11.3")
 async def test_lines_of_stdout_and_stderr_are_logged_in_the_order_of_reading(pod: TestPod) -> None:
-    """The container writes to one stream only after its last line on the other was logged: the log
-    keeps this order."""
     script = "for i in 1 2 3; do echo out $i; read x; echo err $i >&2; read x; done"
     await pod.run("a", script, stdin=True)
     attached = await pod.client.attach("a", stdin=True, stdout=False)
     assert attached.stdin_fd is not None
     for count in range(1, 7):
+        # The container writes to a stream only after its last line on the other was logged.
         await until(lambda count=count: pod.log_path("a").read_bytes().count(b"\n") == count)
         os.write(attached.stdin_fd, b"\n")
     attached.close()
@@ -454,9 +453,9 @@ async def test_the_descendants_of_an_ended_session_can_still_be_killed(pod: Test
 
 
 async def test_a_fork_bomb_in_a_session_is_killed(pod: TestPod) -> None:
-    """The session's process forks without end, in 40 processes at once. After the kill no process
-    of the session is left in the container."""
+    """After the kill no process of the session is left in the container."""
     await pod.run("a", "exec sleep 1000")
+    # Forks without end, in 40 processes at once.
     bomb = "f() { i=0; while [ $i -lt 40 ]; do (sleep 0.02; :) & i=$((i+1)); done; wait; f; }; f"
     session = await _exec(pod, "a", bomb)
     await until(lambda: len(pod.processes()) > 20)

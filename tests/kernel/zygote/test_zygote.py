@@ -363,8 +363,8 @@ async def test_a_zygote_closed_during_its_start_leaves_no_process() -> None:
     "function", ["hand_over_many", "hand_over_with_an_error", "hand_over_nonsense"]
 )
 async def test_unexpected_descriptors_of_a_job_are_closed(zygote: Zygote, function: str) -> None:
-    """Descriptors that a job sends unasked are closed: a compromised job can send 250 with any
-    message, and could exhaust the server's limit of descriptors."""
+    """A compromised job cannot exhaust the server's limit of descriptors, although it can send 250
+    with any message."""
     before = descriptors(os.getpid())
     for run in (zygote.run, zygote.run_for_fd):
         with pytest.raises((PeerError, NotFound)):
@@ -373,9 +373,8 @@ async def test_unexpected_descriptors_of_a_job_are_closed(zygote: Zygote, functi
 
 
 async def test_a_jobs_message_in_a_memfd_is_not_read(zygote: Zygote) -> None:
-    """A job's message in a memfd is refused: the server would otherwise parse up to 64 MiB of a
-    compromised job's choice in its event loop."""
     before = descriptors(os.getpid())
+    # The server would parse up to 64 MiB of a compromised job's choice in its event loop.
     with pytest.raises(PeerError, match="was truncated"):
         await zygote.run(f"{HERE}:send_memfd")
     assert descriptors(os.getpid()) <= before

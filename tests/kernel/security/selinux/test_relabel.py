@@ -95,8 +95,8 @@ def test_mounts_below_a_volume_keep_their_labels(tree: Path, tmp_path: Path, kin
 
 
 def test_relabelling_does_not_follow_swapped_links(tree: Path, tmp_path: Path) -> None:
-    """A container swaps a folder, a file and links that lead outside, as fast as it can. In fifty
-    relabellings no file outside gets a label."""
+    """No file outside a volume gets a label while a container swaps a folder and a file with links
+    that lead outside."""
     for name in ("folder", "file"):
         (tree / f"{name}.out").symlink_to(
             tmp_path / "outside" / ("" if name == "folder" else "file")
@@ -148,8 +148,7 @@ def test_a_volume_that_is_gone(tmp_path: Path) -> None:
 
 
 def test_a_tree_deeper_than_a_path_is_relabelled(tmp_path: Path) -> None:
-    """A container nests 3000 folders. The last one gets the label, with 64 descriptors; recursion
-    would end after a thousand."""
+    """The last of 3000 nested folders gets the label, with 64 descriptors."""
     folder = os.open(tmp_path, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("d", dir_fd=folder)
@@ -159,6 +158,7 @@ def test_a_tree_deeper_than_a_path_is_relabelled(tmp_path: Path) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (64 + folder, before[1]))
     try:
+        # Recursion would end after a thousand.
         relabel.relabel_tree(str(tmp_path), LABEL)
         assert os.getxattr(f"/proc/self/fd/{folder}", relabel.ATTRIBUTE).rstrip(b"\0") == LABEL
     finally:

@@ -46,8 +46,8 @@ async def test_a_volume_is_labelled(tmp_path: Path) -> None:
 async def test_an_interrupted_relabelling_fails_create_container(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """CreateContainer fails when the relabelling job ends by an exception that is no Error, or by a
-    signal, and so replies with its exit code alone."""
+    # A job that ends by a signal, or by an exception that is no Error, replies with its exit code
+    # alone.
     monkeypatch.setattr(relabel, "JOB", "os:abort")
     with pytest.raises(PeerError, match=f"relabelling of {tmp_path} failed with exit code"):
         await label(tmp_path)
