@@ -15,8 +15,8 @@ from pyrunc.errors import Error
 
 
 def test_an_answer_that_comes_with_a_cancellation_is_closed() -> None:
-    """The descriptors of an answer are closed when the caller is cancelled after the answer has
-    arrived and before the caller resumes, in one iteration of the event loop."""
+    """An answer's descriptors are closed when its request is cancelled in the iteration of the
+    event loop in which the answer arrives."""
     asyncio.run(_cancel_with_the_answer())
 
 
@@ -43,7 +43,8 @@ async def _asking(answer: asyncio.Future[tuple[dict[str, object], list[int]]]) -
 
 
 def test_invalid_replies_end_the_request_and_leave_no_descriptors() -> None:
-    """The request raises or uses the next reply, and the descriptors are closed."""
+    """After an invalid reply the request raises or uses the next reply; the descriptors are
+    closed."""
     asyncio.run(_answer_with_nonsense())
 
 

@@ -89,10 +89,10 @@ def names(folder: Path) -> list[str]:
 
 
 def run(folder: Path, name: str, runtime: Path, scratch: Path, group: Path) -> tuple[int, str]:
-    """Return exit code and output of one program.
+    """Return exit code and output of one validation program.
 
-    It has its own pid and mount namespaces, which end with it. It runs in `group`; cgroups of
-    containers that it leaves are beside `group`.
+    The program runs in `group` and in its own pid and mount namespaces, which end with it. The
+    containers that it leaves have cgroups beside `group`.
     """
     command = ["sh", "-c", groups.ENTER, str(group)]
     command += ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc"]

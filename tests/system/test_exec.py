@@ -239,7 +239,8 @@ def test_a_stored_program_fails_with_the_usual_errors(runtime: Runtime) -> None:
 def test_a_process_from_a_file_inherits_no_field_of_the_container(
     runtime: Runtime, tmp_path: Path
 ) -> None:
-    """Empty and false fields, which Go's omitempty leaves out, are not taken from the container."""
+    """Fields that the file lacks, as Go's omitempty leaves out empty and false ones, are not taken
+    from the container."""
     box = runtime.box(
         "sleep", "60", change=lambda config: config["process"]["env"].append("X=container")
     ).up()

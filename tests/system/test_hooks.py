@@ -187,8 +187,8 @@ def test_output_of_a_hook_has_no_control_characters(runtime: Runtime, shared: Pa
 
 
 def test_a_hook_gets_its_environment_and_arguments(runtime: Runtime, shared: Path) -> None:
-    """A hook gets exactly its configured environment, or none; a startContainer hook without one
-    gets that of the container's program."""
+    """A hook gets exactly its configured environment, or an empty one. A startContainer hook
+    without an environment gets that of the container's program."""
     plain = {"path": "/bin/busybox", "args": ["env"]}
     to_file = {
         "path": "/bin/busybox",

@@ -222,10 +222,11 @@ def mutated(
 
 
 def kind(value: Any) -> str:
-    """Return the JSON type by which the runtime judges a value: 5 and 5.0 are both a `number`; null
-    and an absent value are `nothing`."""
+    """Return the JSON type by which the runtime judges a value; `nothing` for null and an absent
+    value."""
     if value is None or value is MISSING:
         return "nothing"
+    # 5 and 5.0 are both numbers.
     return (
         "number"
         if isinstance(value, int | float) and not isinstance(value, bool)

@@ -17,7 +17,7 @@ from tests.system.harness import Runtime
 
 
 class Listener:
-    """Receives one process's listener and closes it, after which waiting calls get ENOSYS."""
+    """Receives a process's seccomp listener and closes it, after which waiting calls get ENOSYS."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.states, self.kinds = path, [], []  # type: Path, list[dict[str, Any]], list[str]
@@ -45,8 +45,8 @@ class Listener:
                 self.states.append(json.loads(text))
 
     def close(self) -> None:
-        """Wait until all earlier connections are handled: this connection comes after them in the
-        queue and sends nothing."""
+        """Wait until all earlier connections are handled."""
+        # This connection comes after them in the queue and sends nothing.
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as last:
             last.connect(str(self.path))
         self._thread.join(60)

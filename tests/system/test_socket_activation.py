@@ -31,8 +31,8 @@ def files(folder: Path, count: int) -> Iterator[list[int]]:
 def run(
     runtime: Runtime, folder: Path, script: str, listen: int, more: int, options: str = ""
 ) -> Result:
-    """Run the runtime by a shell that makes the files descriptors 3 and up and sets the variables
-    of socket activation for the runtime's process."""
+    """Run the runtime with files as descriptors 3 and up: `listen` of them are announced by the
+    variables of socket activation, `more` are not."""
     box = runtime.box("sh", "-c", script)
     words = runtime.command("run", *options.split(), "--bundle", str(box.folder),
         box.id)  # fmt: skip
@@ -77,8 +77,8 @@ def test_a_missing_descriptor_is_an_error(runtime: Runtime, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("pid", ["1", ""])
 def test_sockets_of_another_process_are_not_passed(runtime: Runtime, pid: str) -> None:
-    """sd_listen_fds(3): descriptors are for the process LISTEN_PID only."""
     box = runtime.box("sh", "-c", "echo x$LISTEN_FDS; ls /proc/self/fd | wc -l")
+    # sd_listen_fds(3): descriptors are for the process LISTEN_PID only.
     environment = {"LISTEN_FDS": "1", "LISTEN_PID": pid}
     result = runtime("run", "--bundle", str(box.folder), box.id, env=environment).ok()
     assert result.out.split() == ["x", "4"]

@@ -105,7 +105,7 @@ def test_an_attached_run_uses_the_callers_terminal(runtime: Runtime) -> None:
 
 @contextmanager
 def own_terminal() -> Iterator[tuple[int, int]]:
-    """Return (master, slave) of the terminal of the runtime's caller."""
+    """Return (master, slave) of a new terminal for the runtime's caller."""
     master, slave = pty.openpty()
     try:
         yield master, slave
@@ -115,7 +115,8 @@ def own_terminal() -> Iterator[tuple[int, int]]:
 
 
 def captured(command: list[str], slave: int, stdin: int | None = None) -> bytes:
-    """Return the command's output to a pipe, while its other descriptors are a terminal."""
+    """Return the command's stdout, a pipe. Stderr is the terminal; stdin, too, unless it is
+    given."""
     return subprocess.run(
         command,
         stdin=slave if stdin is None else stdin,
@@ -144,8 +145,7 @@ def test_captured_output_of_an_exec_has_the_bytes_of_the_program(runtime: Runtim
 
 
 def test_long_input_reaches_a_program_that_writes_as_much(runtime: Runtime, tmp_path: Path) -> None:
-    """A program that writes as much as it reads gets all its input, although a terminal takes no
-    input while output fills it."""
+    """A program that writes as much as it reads gets all its input."""
     copy = {"destination": "/tmp", "source": str(tmp_path), "type": "bind", "options": ["bind"]}
 
     def change(config: dict[str, Any]) -> None:
@@ -153,6 +153,7 @@ def test_long_input_reaches_a_program_that_writes_as_much(runtime: Runtime, tmp_
         config["mounts"].append(copy)
 
     box = runtime.box("tee", "/tmp/copy", change=change)
+    # A terminal takes no input while output fills it.
     lines = b"".join(b"line %06d\n" % number for number in range(30_000))
     output = runtime("run", "--bundle", str(box.folder), box.id, stdin=lines).ok().out
     assert (tmp_path / "copy").read_bytes() == lines
@@ -181,7 +182,8 @@ def test_at_a_terminal_newlines_are_translated_once(runtime: Runtime) -> None:
 
 
 def test_the_size_is_read_from_any_descriptor_with_a_terminal(runtime: Runtime) -> None:
-    """The container's terminal gets the size of the caller's although only stderr is a terminal."""
+    """The container's terminal gets the size of the caller's terminal, which only stderr has
+    open."""
     box = runtime.box("sh", "-c", "until stty size 2>/dev/null | grep ' '; do :; done",
         change=with_terminal)  # fmt: skip
     run = runtime.command("run", "--bundle", str(box.folder), box.id)

@@ -1,2 +1,2 @@
-"""The plugins against the real kernel. Each test has its own host: a network namespace that
-ends with it."""
+"""Tests the plugins on the real kernel. Each test has its own host, a network namespace that ends
+with the test."""

@@ -49,7 +49,7 @@ def open_new_namespace() -> int:
 
 @dataclass
 class Pod:
-    """A namespace to attach; `id` is its container id."""
+    """A pod's network namespace, which plugins attach; `id` is the container id."""
 
     id: str
     fd: int

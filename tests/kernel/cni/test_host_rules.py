@@ -1,5 +1,5 @@
-"""The table of host rules: elements as nft shows them, transactions, and lists that change during
-the reading."""
+"""Tests the table of host rules: elements as nft shows them, transactions, and lists that change
+during the reading."""
 
 from __future__ import annotations
 

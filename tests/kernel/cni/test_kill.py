@@ -1,5 +1,5 @@
-"""Plugins that are killed at any moment, or start twenty at a time: DEL leaves nothing, no address
-is shared."""
+"""Tests plugins that are killed at any moment, or start twenty at a time: DEL leaves nothing, and
+no two pods share an address."""
 
 from __future__ import annotations
 

@@ -91,7 +91,8 @@ def test_the_host_reaches_a_port_through_loopback(net: Host, protocol: str, kind
 
 
 def test_ipv6_loopback_is_refused_at_once(net: Host) -> None:
-    """A client that tries ::1 first need not wait before it tries 127.0.0.1."""
+    """A client that tries a host port at ::1 first is refused, and need not wait before it tries
+    127.0.0.1."""
     pod = net.pod()
     publish(net, pod, WEB)
     # A host port cannot be reached at ::1, because the kernel has no route_localnet for IPv6.

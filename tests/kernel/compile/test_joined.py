@@ -1,4 +1,4 @@
-"""Containers that join namespaces by path, of every kind: the container's process is in the
+"""Tests containers that join namespaces of every kind by path: the container's process is in the
 namespace, and a path of the wrong kind is an error before anything starts."""
 
 from __future__ import annotations

@@ -267,8 +267,8 @@ def test_layers_are_mapped_on_every_kernel(
 
 
 def test_mounts_that_a_user_namespace_may_not_make_are_bound(mapped: Box) -> None:
-    """With the host's network and cgroups the container gets no sysfs and cgroup tree of its
-    own, but the host's, read-only."""
+    """A container with the host's network and cgroup namespaces gets the host's sysfs and cgroup
+    tree, read-only."""
     kinds = ("network", "cgroup")
     mapped.linux["namespaces"] = [e for e in mapped.linux["namespaces"] if e["type"] not in kinds]
     text = mapped.run(

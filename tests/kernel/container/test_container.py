@@ -1,5 +1,5 @@
-"""A default container, seen from inside: namespaces, mounts, devices, descriptors, signals; and
-what it leaves outside."""
+"""Tests a default container, seen from inside (namespaces, mounts, devices, descriptors, signals),
+and what it leaves outside."""
 
 from __future__ import annotations
 

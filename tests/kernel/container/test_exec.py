@@ -1,4 +1,5 @@
-"""Exec: same namespaces and cgroup, its own identity, no descriptor of the host."""
+"""Tests that an exec has the container's namespaces and cgroup, its own identity, and no descriptor
+of the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Hooks of create and start: where each kind runs, what it reads, and what its failure does."""
+"""Tests hooks of create and start: where each kind runs, what it reads, and what its failure
+does."""
 
 from __future__ import annotations
 

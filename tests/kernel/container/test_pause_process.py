@@ -1,4 +1,4 @@
-"""A pod's pause process: its namespaces, its empty root, and containers that join its
+"""Tests a pod's pause process: its namespaces, its empty root, and containers that join its
 namespaces."""
 
 from __future__ import annotations

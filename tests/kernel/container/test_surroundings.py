@@ -1,5 +1,5 @@
-"""Tests callers of every kind: few descriptors, none at all, an odd umask, ignored signals,
-threads, many at once, killed halfway."""
+"""Tests callers with few or no descriptors, an odd umask, ignored signals or threads, many callers
+at once, and callers that are killed during a start."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_a_process_ends_when_its_caller_dies_during_the_start(
     box: Box, tmp_path: Path, point: str
 ) -> None:
     """When the runtime is killed while the container's process waits at a sync point, the process
-    exits, because it reads the end of the socket."""
+    exits."""
     reading, writing = os.pipe()
 
     def work() -> None:
@@ -189,6 +189,7 @@ def test_a_process_ends_when_its_caller_dies_during_the_start(
             if not isinstance(step, STEPS[point]):
                 return perform(step, process, parent)
             os.write(writing, str(process.pid).encode())
+            # The waiting process then reads the end of the socket.
             os.kill(os.getpid(), signal.SIGKILL)
 
         steps.perform = die  # in this child alone

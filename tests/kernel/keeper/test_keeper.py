@@ -1,5 +1,5 @@
-"""The keeper with real processes: what it stores, what it starts and reaps, and whom it
-survives."""
+"""Tests the keeper with real processes: stored entries, started and reaped processes, and the ends
+of processes that the keeper survives."""
 
 from __future__ import annotations
 
@@ -264,8 +264,9 @@ def test_a_missing_program_ends_with_exit_code_127(keeper: Keeper) -> None:
 def test_an_orphans_exit_is_recorded_by_pid_and_start_time(
     keeper: Keeper, script: str, code: int
 ) -> None:
-    """When a child of the keeper is killed, as a shim could be, the grandchild becomes the keeper's
-    child. Its exit is recorded, although it is in a session of its own."""
+    """When a child of the keeper is killed, the exit of its own child is recorded, also in another
+    session."""
+    # The shell stands for a shim. When it is killed, its child becomes the keeper's.
     inner = f"setsid sh -c 'echo $$ >&5; read line <&6; {script}'"
     with pipe() as (waiting, go):
         reading, writing = os.pipe2(os.O_CLOEXEC)

@@ -1,5 +1,5 @@
-"""Hostile bytes for a keeper that was built with the compiler's sanitizers: it answers, or hangs
-up, and goes on."""
+"""Tests that a keeper, built with the compiler's sanitizers, answers hostile bytes or hangs up, and
+goes on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy equals its source, however deep, sparse or odd that is."""
+"""Tests that a copy equals its source tree, however deep, sparse or odd."""
 
 from __future__ import annotations
 

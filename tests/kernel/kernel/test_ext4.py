@@ -1,5 +1,4 @@
-"""The attribute `T` is set only where it helps, on an ext4 without a journal, and hinders
-nothing."""
+"""Tests that folders get the attribute `T` only where it helps, on an ext4 without a journal."""
 
 from __future__ import annotations
 

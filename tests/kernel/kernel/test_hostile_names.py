@@ -1,5 +1,5 @@
-"""Names that a container gives to its processes and network interfaces. The kernel shows them in
-/proc with nearly every byte unchanged."""
+"""Tests names that a container gives to its processes and network interfaces. The kernel shows them
+in /proc with nearly every byte unchanged."""
 
 from __future__ import annotations
 

@@ -93,13 +93,13 @@ def test_members_of_a_session_outlive_its_leader() -> None:
 
 
 def test_a_listed_process_that_left_the_group_gets_no_signal(tmp_path: Path) -> None:
-    """A process gets no signal if it is not in the cgroup at the time of the signal: a listed pid
-    may belong to a process of another cgroup by then."""
+    """A process gets no signal if it is not in the cgroup at the time of the signal."""
     group = Cgroup(f"/pid-reuse-{os.getpid()}", "cgroupfs")
     group.create()
     try:
         with subprocess.Popen(["sleep", "1000"]) as outside:
             try:
+                # A listed pid may belong to a process of another cgroup by then.
                 assert not group.send_signal(outside.pid, signal.SIGKILL)
                 assert outside.poll() is None
                 group.attach(outside.pid)

@@ -1,5 +1,5 @@
-"""Removes trees of untrusted processes: deep, full of links, with something mounted inside,
-while others remove too."""
+"""Tests the removal of trees of untrusted processes: deep, full of links, with mounts inside, and
+while others remove files, too."""
 
 from __future__ import annotations
 

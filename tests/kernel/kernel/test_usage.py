@@ -1,5 +1,5 @@
-"""Disk usage of a hostile tree: links, hard links, depth, and folders that become links
-meanwhile."""
+"""Tests the disk usage of a hostile tree: links, hard links, depth, and folders that become links
+during the count."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ def test_folders_too_deep_for_a_path_are_counted(tmp_path: Path) -> None:
 
 
 def test_usage_does_not_follow_a_folder_that_becomes_a_link(tmp_path: Path) -> None:
-    """Another process keeps exchanging folders of the tree with links out of it: what is outside
-    never counts."""
+    """Files outside a tree do not count while another process exchanges its folders with links."""
     top, outside = tmp_path / "top", tmp_path / "outside"
     outside.mkdir()
     for i in range(300):

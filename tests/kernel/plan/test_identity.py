@@ -1,5 +1,5 @@
-"""Identity of the container's process: users, groups, capabilities, privileges, limits, filters,
-working directory, names."""
+"""Tests the identity of the container's process: users, groups, capabilities, privileges, limits,
+filters, working directory, names."""
 
 from __future__ import annotations
 

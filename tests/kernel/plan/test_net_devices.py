@@ -1,4 +1,4 @@
-"""Network devices of the host in a container: moved, renamed, up, with their permanent
+"""Tests network devices of the host that move into a container: renamed, up, with their permanent
 addresses."""
 
 from __future__ import annotations

@@ -225,8 +225,8 @@ def test_no_process_inside_can_inspect_a_newcomer_before_execve(
     image: Path, dumpable: bool
 ) -> None:
     """CVE-2016-9962: a process of the container cannot inspect the entering process before its
-    execve. It can if that process is `dumpable`, which proves that the test would see an
-    inspection."""
+    execve."""
+    # It can if that process is `dumpable`, so the test would see an inspection.
     began = time.monotonic_ns()
     subprocess.run(
         [image / "lower/bin/busybox", "ls", "-l", "/proc/self/fd"],

@@ -31,7 +31,8 @@ def eventually(what: Callable[[], bool]) -> bool:
 
 
 def waits(pid: int) -> bool:
-    """Tell whether pause sleeps in rt_sigtimedwait; qemu-user makes that call for it, too."""
+    """Tell whether pause sleeps in rt_sigtimedwait."""
+    # qemu-user makes that call for pause, too.
     with open(f"/proc/{pid}/syscall") as file:  # `running`, or the number of the call
         return file.read().split()[0] == str(arch().syscalls["rt_sigtimedwait"])
 

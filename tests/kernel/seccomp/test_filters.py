@@ -1,5 +1,5 @@
-"""Filters in the kernel: every action, comparison, flag and architecture, seen from the filtered
-program."""
+"""Tests filters in the kernel: every action, comparison, flag and architecture, seen from the
+filtered program."""
 
 from __future__ import annotations
 

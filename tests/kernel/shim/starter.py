@@ -180,7 +180,7 @@ class DirectStarter(Starter):
 
 
 class WithoutEndShim(DirectStarter):
-    """Makes the shim one of an earlier version, which does not know the call `end_shim`."""
+    """Makes the shim act as an earlier version, which does not know the call `end_shim`."""
 
     def __init__(self) -> None:
         super().__init__()

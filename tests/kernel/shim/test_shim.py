@@ -1,5 +1,5 @@
-"""The shim with real processes: exits, stops, execs, attaches, logs, and what it costs. No
-container is needed for these."""
+"""Tests the shim with processes of the host, without containers: exits, stops, execs, attaches,
+logs, and cost."""
 
 from __future__ import annotations
 

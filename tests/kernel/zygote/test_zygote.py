@@ -1,5 +1,5 @@
-"""The zygote with real processes: what a child inherits, how jobs end, and which processes survive
-others."""
+"""Tests the zygote with real processes: what a child inherits, how jobs end, and which processes
+survive others."""
 
 from __future__ import annotations
 
