@@ -1,4 +1,4 @@
-"""A writable layer is restored from its archive: files, removals, and nothing else."""
+"""Tests that a writable layer is restored from its archive: files, removals, and nothing else."""
 
 from __future__ import annotations
 

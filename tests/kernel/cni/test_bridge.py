@@ -324,8 +324,8 @@ def test_an_address_is_not_reused_before_its_veth_is_gone(host: Host) -> None:
 
 
 def test_no_first_packet_is_lost(host: Host) -> None:
-    """When ADD returns the bridge forwards and the addresses are usable: a lost packet would cost a
-    second."""
+    """When ADD returns, the bridge forwards packets and the pod's addresses are usable: a lost
+    packet would cost a second."""
     neighbour = host.pod("neighbour")
     attach(neighbour, host.bridge_config())
     for number in range(12):

@@ -1,4 +1,4 @@
-"""Several plugins in one request, as the server's workers run them."""
+"""Tests several plugins in one request, as the server's workers run them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_loopback_is_up_also_without_a_plugin_that_enters_the_namespace(host: Ho
 
 
 def test_a_later_plugin_gets_the_result_of_the_previous_plugin(host: Host) -> None:
-    """The first builtin plugin gets the result of a foreign plugin."""
+    """The first of pyrunc's plugins gets the result of a foreign plugin before it."""
     pod = host.pod()
     result = added(pod, host.bridge_config())
     assert added(pod, ports(), previous=result) == result

@@ -1,5 +1,5 @@
-"""Every mount option of the specification, read back from the container's mountinfo: on a bind, on
-a new filesystem, on a tree."""
+"""Tests every mount option of the specification, read back from the container's mountinfo: on a
+bind, on a new filesystem, on a tree."""
 
 from __future__ import annotations
 

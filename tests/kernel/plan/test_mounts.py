@@ -1,4 +1,4 @@
-"""Mounts of a specification as the container sees them: binds and their options, propagation,
+"""Tests mounts of a specification as the container sees them: binds and their options, propagation,
 creation of destinations, hostile images, masked and read-only paths."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workarounds for kernels before 6.15, forced on this one: the results are the same."""
+"""Tests workarounds for kernels before 6.15, forced on this kernel: the results are the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The C programs are small, static and have no executable data, for both architectures."""
+"""Tests that the C programs of each architecture are small and static, and have no executable
+data."""
 
 from __future__ import annotations
 

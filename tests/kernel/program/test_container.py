@@ -1,4 +1,4 @@
-"""A whole container through the launcher alone: namespaces, overlay root, mounts, devices,
+"""Tests a whole container that the launcher makes alone: namespaces, overlay root, mounts, devices,
 pivot_root, identity, execve."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""`pause` keeps namespaces, reaps and exits, as process 1 of a pid namespace and as an ordinary
-process."""
+"""Tests that `pause` keeps namespaces, reaps and exits, as process 1 of a pid namespace and as an
+ordinary process."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The launcher refuses an invalid program before its first call, with a reason; no program
-crashes it."""
+"""Tests that the launcher refuses an invalid program before its first call, with a reason, and that
+no program crashes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shim with real containers: started by the runtime library, with a pause process, in
+"""Tests the shim with real containers, which the runtime library starts with a pause process, in
 namespaces, on an overlay."""
 
 from __future__ import annotations

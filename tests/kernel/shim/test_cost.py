@@ -1,4 +1,5 @@
-"""While its pods are idle, a shim does no work; its memory and its imports are limited."""
+"""Tests that a shim does no work while its pods are idle, and that its memory and imports are
+limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The shim's streams with real processes: log, attach, exec sessions, terminals."""
+"""Tests the shim's streams with real processes: log, attach, exec sessions, terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record on ext4 after a power cut: absent or empty before the write has ended, complete
+"""Tests a record on ext4 after a power cut: absent or empty before the write has ended, complete
 afterwards."""
 
 from __future__ import annotations
