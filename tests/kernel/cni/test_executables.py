@@ -86,7 +86,7 @@ def run(
 def chain(
     folder: str, host: Host, pod: Pod, *, cni_version: str = "1.0.0", path: str = ""
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the inputs of bridge, then portmap, for DEL and CHECK."""
+    """Run ADD of bridge, then portmap; return the input of each for DEL and CHECK."""
     bridge = host.bridge_config(
         cniVersion=cni_version, hairpinMode=True, ipam=host.ipam("10.88.0.0/16")
     )

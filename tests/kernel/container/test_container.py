@@ -141,8 +141,8 @@ def test_a_missing_program_is_an_error(box: Box, args: list[str], text: str) -> 
 
 
 def test_arguments_that_are_too_long_are_an_error(box: Box, tmp_path: Path) -> None:
-    """An argument above the kernel's limit raises an error that names it, also when the container
-    waits for its start and reports only the errno."""
+    """An argument above the kernel's limit raises an error that names the argument, also when the
+    container waits for its start and reports only the errno."""
     args = ["true", "x" * 140_000]
     text = "argument list too long: argument 1 has 140001 bytes"
     with pytest.raises(InvalidArgument, match=text):

@@ -104,7 +104,7 @@ async def test_an_idle_shim_uses_little_memory_and_no_processor_time(tmp_path: P
 
 
 async def _quiet(pid: int) -> tuple[list[str], str]:
-    """Returns `_cpu_and_switches` after the starts, when it has not changed for half a second."""
+    """Returns `_cpu_and_switches` of a process once it has not changed for half a second."""
     async with asyncio.timeout(TIMEOUT_S):
         earlier = None
         while earlier != (now := _cpu_and_switches(pid)):
