@@ -34,8 +34,8 @@ class StdinPipes:
                     self._pipes[container.id] = pipe
 
     def pop(self, container: Container) -> list[int]:
-        """Return a list with the writing end of the container's stdin, which the caller closes. The
-        list is empty if no writing end was copied."""
+        """Remove the held writing end of the container's stdin, and return it in a list; the caller
+        closes it. The list is empty if none is held."""
         pipe = self._pipes.pop(container.id, None)
         return [] if pipe is None else [pipe]
 

@@ -29,8 +29,7 @@ CHUNK_BYTES = 65536
 
 def hold_signals() -> None:
     """Block the signals that `attend` forwards, before the process is created. They then cannot end
-    the runtime before it attends the process; `attend` forwards the blocked signals when it
-    begins."""
+    the runtime before `attend` begins, which forwards the blocked signals to the process."""
     # Our own writes cause SIGPIPE, which is not for the process.
     change_mask(SIG_BLOCK, [number for number in FORWARDED if number != SIGPIPE])
 

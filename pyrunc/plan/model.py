@@ -273,12 +273,13 @@ class MountTree(Op):
     - `source`: a path in the process's copy of the runtime's mounts. A symbolic link in it is an
       error, because the path is already resolved.
     - `recursive`: clone the mounts below `source` as well
+    - `directory`: the source is a directory
     - `set`, `clear`: MOUNT_ATTR_* for this mount
     - `recursive_set`, `recursive_clear`: MOUNT_ATTR_* for this mount and the mounts below it
     - `propagation`: MS_* flags
     - `in_root`: `source` is a path in the container's root instead. The process resolves it after
-      the earlier mounts; symbolic links cannot lead out of the root. `directory` is ignored,
-      because the process itself finds out whether the source is a directory.
+      the earlier mounts, and itself finds out whether it is a directory; `directory` is ignored.
+      Symbolic links cannot lead out of the root.
     """
 
     destination: str

@@ -7,9 +7,9 @@ BENCH='--large' pulls 1 GB in 60,000 files, and does not measure the page cache;
 files of this machine, which decompress at another speed than generated ones. Ratios below 1 mean
 that ours is faster, or smaller.
 
-'--collected 60000' removes an image with that many files before each pull, like kubelet's garbage
-collection: for minutes ext4 skips inodes that were deleted (Linux, fs/ext4/ialloc.c,
-recently_deleted()).
+'--collected 60000' removes an image with that many files before each pull, as kubelet's garbage
+collection does. This slows the pull down: for minutes ext4 skips inodes that were deleted (Linux,
+fs/ext4/ialloc.c, recently_deleted()).
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ LISTED = listed()
 
 
 class RuntimeService:
-    """Answers ListContainers in our server."""
+    """The benchmark's service for our gRPC server; answers only ListContainers."""
 
     def ListContainers(self, request: Request) -> Response:
         return LISTED

@@ -52,7 +52,7 @@ class Hosts:
         return range_of_node
 
     def fetch(self, node: AnyNode, url: str) -> str:
-        """Return the answer to a request for `url` from the node's pod."""
+        """Request `url` from inside the node's pod; return the answer."""
         # Without -T, with which Debian's static wget crashes.
         return self.kube.sh(f"web{node.number}", f"timeout 10 wget -qO- http://{url}")
 

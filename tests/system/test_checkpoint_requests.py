@@ -89,7 +89,7 @@ def test_a_mount_at_a_link_has_the_same_key_in_dump_and_restore(
 def test_a_redirected_stream_has_its_first_name(
     runtime: Runtime, request_file: Path, tmp_path: Path
 ) -> None:
-    """`checkpoint` names the stdout and stderr with which the container started, although its
+    """`checkpoint` tells CRIU the stdout and stderr with which the container started, even if its
     program has redirected them to files since."""
     if not runtime.is_pyrunc:
         pytest.skip("our requests")

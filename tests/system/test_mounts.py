@@ -217,8 +217,9 @@ def test_a_bind_of_a_path_in_the_root_shows_earlier_mounts(runtime: Runtime, dat
 def test_a_link_cannot_lead_a_bind_of_a_path_in_the_root_out_of_it(
     runtime: Runtime, data: Path
 ) -> None:
-    """A link in a bind's source is followed inside the container's root if the source is below this
-    root. runc follows such a link on the host, also when the container's files change meanwhile."""
+    """If a bind's source is below the container's root, links in the source are resolved inside
+    this root."""
+    # runc resolves them on the host.
     if not runtime.is_pyrunc:
         pytest.skip("the reference follows the link")
     (data / "out").symlink_to("/")

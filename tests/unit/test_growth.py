@@ -913,8 +913,8 @@ def test_cgroup_files_are_read_in_linear_time(tmp_path: Path) -> None:
 
 
 def test_regular_expressions_match_in_linear_time() -> None:
-    """Every regular expression for foreign text is matched against texts of characters that the
-    expressions contain."""
+    """Every regular expression that is applied to untrusted text is matched against long texts of
+    the characters that it contains."""
     alphabet = 'a1.-_/:=@ ,;\\"[]é'
     patterns = [
         value

@@ -9,7 +9,7 @@ from tests.vm import remote
 
 
 def files(*names: str) -> str:
-    """Return the paths of these test modules of tests/cri/images, separated by spaces."""
+    """Return the paths of tests/cri/images/test_NAME.py for `names`, separated by spaces."""
     return " ".join(f"tests/cri/images/test_{name}.py" for name in names)
 
 

@@ -72,8 +72,8 @@ class Platform(msgspec.Struct, frozen=True):
 
 
 def parse(text: str) -> Platform:
-    """Parse linux/ARCH or linux/ARCH/VARIANT, in any case. Raises InvalidArgument, also for an
-    operating system other than linux."""
+    """Parse linux/ARCH or linux/ARCH/VARIANT, in upper or lower case. Raises InvalidArgument for
+    anything else, such as another operating system."""
     parts = text.lower().split("/")
     if len(parts) not in (2, 3) or not all(_PART.fullmatch(part) for part in parts):
         raise InvalidArgument(f"platform {text[:100]!r} is not OS/ARCH or OS/ARCH/VARIANT")

@@ -60,8 +60,8 @@ class _Levels:
 
     def at(self, path: bytes) -> list[DirectoryWalker]:
         """Return the layers, top first, whose directory `path` is visible in the overlay. Calls
-        must come in the order of `depth_first_key`. Raises BadLayer (too many steps),
-        KernelError."""
+        must come in the order of `depth_first_key`. Raises KernelError, and
+        BadLayer after too many steps over directories."""
         levels = self._levels
         while not (levels[-1][0] in (b"", path) or path.startswith(levels[-1][0] + b"/")):
             levels.pop()

@@ -26,7 +26,8 @@ _DECODE_JOB = "cri_server.images.layers.decode:job"
 
 
 class LayerJobs:
-    """Runs the jobs of one store. `zygote` should preload `layer_maker.JOB_MODULES`."""
+    """Runs the jobs on layers for one image store. `zygote` should preload
+    `layer_maker.JOB_MODULES`."""
 
     def __init__(self, zygote: Zygote) -> None:
         self._zygote = zygote

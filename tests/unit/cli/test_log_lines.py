@@ -20,7 +20,8 @@ def record(number: int) -> bytes:
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """Write a log of nine records in three files, with unrelated files beside them."""
+    """Write a rotated log of nine records in three files, with unrelated files beside them; return
+    the path of the current file."""
     path = tmp_path / "main.log"
     for at, ending in enumerate(FILES):
         Path(f"{path}{ending}").write_bytes(b"".join(record(3 * at + n) for n in range(3)))

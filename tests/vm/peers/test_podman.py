@@ -49,7 +49,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 
 def checkpoint_theirs(podman: Podman, *options: str) -> None:
-    """Checkpoint a container that counts, which ends it."""
+    """Start a container under podman that counts, and checkpoint it, which ends the container."""
     podman("run", "-d", "--name", "counting", IMAGE, "sh", "-c", WORKLOAD)
     try:
         assert wait_until(lambda: len(podman("logs", "counting").split()) > 5, 120, 0.5)
