@@ -1,4 +1,4 @@
-"""Strategies of hypothesis for random layers, and for changes to a valid archive."""
+"""Hypothesis strategies: random members of a layer, and changes to the bytes of a valid layer."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ NODES = some.one_of(
 
 
 def every_kind() -> bytes:
-    """Returns an archive with a member of every kind."""
+    """Return a layer's tar with a member of every kind."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         members = [
@@ -71,16 +71,16 @@ MEMBERS = some.lists(some.tuples(NAMES, NODES), max_size=12)
 CHANGES = some.lists(
     some.tuples(some.integers(0, len(WHOLE) - 1), some.integers(0, 255)), min_size=1, max_size=12
 )
-"""(offset, value) of bytes of WHOLE."""
+"""Lists of (offset, new value) for bytes of WHOLE."""
 RANDOM = settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=list(HealthCheck))
 
 
 def changed(changes: list[tuple[int, int]]) -> bytes:
-    """Returns WHOLE with changed bytes and with correct checksums where a header seems to be, so
-    that the change gets beyond the checksums."""
+    """Return WHOLE with these bytes changed and the checksums of its headers corrected."""
     blob = bytearray(WHOLE)
     for at, value in changes:
         blob[at] = value
+    # with a wrong checksum, no other change to a header would be read
     for at in range(0, len(blob) - 511, 512):
         if blob[at + 257 : at + 262] == b"ustar":
             block = bytes(blob[at : at + 148]) + b" " * 8 + bytes(blob[at + 156 : at + 512])

@@ -13,7 +13,7 @@ _CHANGES = (
 
 
 def before_each_change(notify: Callable[[], None]) -> None:
-    """Calls `notify` before each change, in all threads."""
+    """Call `notify` before each such change, in every thread of this process."""
 
     def wrapped(change: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:

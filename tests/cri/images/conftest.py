@@ -1,4 +1,4 @@
-"""Fixtures of the image tests: an image service, a registry, and the unpacker alone."""
+"""Fixtures of the image tests: an image service, a registry, and an unpacker without either."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Unpack = Callable[[bytes], Path]
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes registry requests wait only 10 ms before a retry."""
+    """Make registry requests wait only 10 ms before a retry."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
 
 
 @pytest.fixture
 def unpacked(tmp_path: Path) -> Iterator[Unpack]:
-    """Unpacks a layer's blob into its own folder; returns the folder of its files."""
+    """Return a function that unpacks a layer's blob into a new folder and returns its tree."""
     count = 0
 
     def run(blob: bytes, limits: UnpackLimits | None = None) -> Path:
@@ -46,7 +46,7 @@ def unpacked(tmp_path: Path) -> Iterator[Unpack]:
 
 
 def unpack_bytes(blob: bytes, folder: Path, limits: UnpackLimits | None = None) -> Layer:
-    """Unpacks a layer from memory."""
+    """Unpack the layer `blob` into `folder`."""
     fd = os.memfd_create("blob", os.MFD_CLOEXEC)
     try:
         with io.FileIO(fd, "wb", closefd=False) as file:
@@ -60,8 +60,8 @@ def unpack_bytes(blob: bytes, folder: Path, limits: UnpackLimits | None = None) 
 
 @pytest.fixture(params=["unpacked", "erofs"])
 def each_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Sets the default of `store` for image services of this process and its children; returns
-    it."""
+    """Run the test once with unpacked and once with mounted (EROFS) images; return the setting."""
+    # for services of this process, then for those of its children
     defaults = ImageService.__init__.__kwdefaults__
     assert defaults is not None
     monkeypatch.setitem(defaults, "store", request.param)
@@ -74,8 +74,7 @@ only_erofs = pytest.mark.parametrize("each_store", ["erofs"], indirect=True)
 
 
 def texts(rootfs: Rootfs, name: str) -> list[str]:
-    """Return the content of `name` in each unpacked layer, top first; for a mounted image, the one
-    content that it shows."""
+    """Return the texts of the file `name`: of each layer, top first, or of the mounted image."""
     return [(folder / name).read_text() for folder in rootfs.lower_dirs]
 
 
@@ -87,8 +86,8 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
 
 @asynccontextmanager
 async def with_jobs(tmp_path: Path, *modules: str) -> AsyncIterator[ImageService]:
-    """Provides an image service that works on layers in jobs of a zygote, as the server's does. The
-    zygote also imports `modules`."""
+    """Provide an image service that unpacks layers in jobs of a zygote, like the server. The zygote
+    also imports `modules`."""
     zygote = await start_zygote([*JOB_MODULES, *modules])
     service = ImageService(
         tmp_path / "images",
@@ -110,7 +109,7 @@ async def job_service(tmp_path: Path) -> AsyncIterator[ImageService]:
 
 @pytest.fixture
 async def service(tmp_path: Path) -> AsyncIterator[ImageService]:
-    """An empty image service; `certs.d` of the test's folder configures it."""
+    """Provide an empty image service, whose registries are configured in `tmp_path`/certs.d."""
     image_service = ImageService(
         tmp_path / "images", [tmp_path / "certs.d"], no_progress_timeout_s=10.0, jobs=LayerThreads()
     )

@@ -1,10 +1,5 @@
-"""A module for a zygote, whose jobs count their changes to files. One job ends before the change
-with a chosen number.
-
-The count and that number are in a file, PYRUNC_TESTS_JOB_CHANGES, which is mapped before jobs are
-forked, because their jails let them open nothing. The jails also refuse kill(2), so a job ends by
-_exit(2): as after a kill, none of its code runs any more.
-"""
+"""A module for a zygote: its jobs together count their changes to files, and the job that reaches
+a chosen number ends before that change."""
 
 from __future__ import annotations
 
@@ -21,25 +16,25 @@ _NUMBERS = Struct("=QQ")
 
 
 class Changes:
-    """Lets the test read and set the count of changes in the mapped file."""
+    """The test's side: sets the number at which a job ends, and reads the count."""
 
     def __init__(self, path: Path) -> None:
         path.write_bytes(bytes(_NUMBERS.size))
         self._path = path
 
     def end_at(self, number: int) -> None:
-        """Starts the count again: the job ends before change `number`."""
-        with open(self._path, "r+b") as file:  # the same file, for it is mapped
+        """Count from 0 again; a job ends before change `number` (0: none ends)."""
+        with open(self._path, "r+b") as file:  # not a new file: this one is mapped
             file.write(_NUMBERS.pack(0, number))
 
     def count(self) -> int:
-        """Returns the number of changes since `end_at`."""
+        """Return the number of changes since the last `end_at`."""
         return int(_NUMBERS.unpack(self._path.read_bytes())[0])
 
 
 def inherit(lowest: int) -> list[int]:
-    """Makes each job count its changes; the zygote calls this before its first fork. Returns no
-    descriptors for jobs to inherit."""
+    """Make each job count its changes. The zygote calls this before its first fork."""
+    # mapped before the fork, because a job's jail lets it open nothing
     with open(os.environ[FILE], "r+b") as file:
         area = mmap.mmap(file.fileno(), _NUMBERS.size)
     zygote = os.getpid()
@@ -50,7 +45,7 @@ def inherit(lowest: int) -> list[int]:
         done, last = _NUMBERS.unpack_from(area)
         _NUMBERS.pack_into(area, 0, done + 1, last)
         if done + 1 == last:
-            os._exit(EXIT_CODE)
+            os._exit(EXIT_CODE)  # the jail refuses kill(2); no other code of the job runs after this
 
     before_each_change(count)
-    return []
+    return []  # no descriptors for jobs to inherit

@@ -1,4 +1,4 @@
-"""Mounted images of tars for tests: the index is written and mounted as by the server."""
+"""Writes and mounts EROFS images of layers' tars, like the server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from pyrunc.kernel.erofs import open_paths
 def write_index(
     folder: Path, tars: Sequence[bytes], limits: UnpackLimits | None = None
 ) -> tuple[Path, list[Path]]:
-    """Write the layers' tars (bottom first) and the index of their image; return the paths of the
-    index and of the tars. Raises what indexing raises."""
+    """Write the layers' tars (bottom first) and the EROFS index of their image; return the paths of
+    the index and of the tars."""
     different = list(dict.fromkeys(tars))
     devices = [folder / f"tar-{number}" for number in range(len(different))]
     for path, content in zip(devices, different, strict=True):
@@ -44,7 +44,7 @@ def write_index(
 def mounted(
     folder: Path, tars: Sequence[bytes], limits: UnpackLimits | None = None
 ) -> Iterator[Path]:
-    """Mount the image of these layers for a block; yield its root folder."""
+    """Mount the image of these layers (bottom first) for a `with` block; yield its root folder."""
     folder.mkdir(exist_ok=True)
     index, devices = write_index(folder, tars, limits)
     mount = open_paths(str(index), [str(path) for path in devices])

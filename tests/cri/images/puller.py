@@ -3,11 +3,8 @@
     puller STORE REFERENCE…          pull and remove the images for ever
     puller once STORE REFERENCE      pull the image and remove it
     puller steps NUMBER STORE REFERENCE REFERENCE
-                                     pull and remove the images in a fixed order; the program is
-                                     killed before its NUMBERth change to a file
-
-With JOBS in the environment, jobs of a zygote work on the layers; they outlive the program for a
-moment.
+                                     pull and remove the images in a fixed order; the program
+                                     kills itself before its NUMBERth change to a file
 """
 
 from __future__ import annotations
@@ -29,12 +26,12 @@ from tests.support.layer_threads import LayerThreads
 from tests.support.zygotes import start_zygote
 
 STORE = "PYRUNC_TESTS_IMAGE_STORE"
-JOBS = "PYRUNC_TESTS_IMAGE_ERRANDS"
+JOBS = "PYRUNC_TESTS_IMAGE_ERRANDS"  # set: jobs of a zygote unpack the layers, else threads
 
 
 def count_changes(kill_at: int) -> Callable[[], int]:
-    """Counts the changes to files, and kills this process before the change with the number
-    `kill_at`. Returns a function that returns the count."""
+    """Kill this process before its change to a file with the number `kill_at`. Return a function
+    that returns the number of changes so far."""
     numbers = itertools.count(1)
     last = 0
 
@@ -49,8 +46,8 @@ def count_changes(kill_at: int) -> Callable[[], int]:
 
 
 async def steps(kill_at: str, store: str, first: str, second: str) -> None:
-    """Pulls two images with a common base at the same time, removes the first and pulls it again,
-    and removes the second. Prints the number of changes to files."""
+    """Pull two images at the same time, remove the first and pull it again, and remove the second.
+    Print the number of changes to files."""
     zygote = await start_zygote(JOB_MODULES) if JOBS in os.environ else None
     jobs = LayerJobs(zygote) if zygote else LayerThreads()
     changes = count_changes(int(kill_at))
@@ -67,7 +64,7 @@ async def steps(kill_at: str, store: str, first: str, second: str) -> None:
 
 
 async def once(store: str, reference: str) -> None:
-    """Pulls, then removes an image; prints `ok` or the kind of the error."""
+    """Pull an image and remove it; print `ok` or the error."""
     try:
         service = ImageService(
             Path(store), store=os.environ.get(STORE, "unpacked"), jobs=LayerThreads()
@@ -82,8 +79,8 @@ async def once(store: str, reference: str) -> None:
 
 
 async def main(store: str, *references: str) -> None:
-    """Pulls and removes the images one after the other, for ever. Prints `ready`, then a line for
-    each step."""
+    """Pull and remove the images one after the other, for ever. Print `ready`, then a line after
+    each pull and each removal."""
     service = ImageService(
         Path(store), store=os.environ.get(STORE, "unpacked"), jobs=LayerThreads()
     )

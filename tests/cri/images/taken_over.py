@@ -1,5 +1,5 @@
-"""A module for a zygote whose decoders misbehave, as if their blobs had taken them over; LIE in the
-environment names the misbehaviour."""
+"""A module for a zygote: its decoders act as if an attacker's blob had taken them over. The
+environment variable LIE names what they do."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def _decode(blob: int | Receiver, out: RingSender, limits: UnpackLimits) -> None
 
 
 def inherit(lowest: int) -> list[int]:
-    """Replaces the decoder in the zygote before its first fork. Returns no descriptors for jobs to
-    inherit."""
+    """Replace the decoder of all jobs. The zygote calls this before its first fork."""
     decode.decode = _decode
-    return []
+    return []  # no descriptors for jobs to inherit

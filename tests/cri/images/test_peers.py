@@ -1,4 +1,4 @@
-"""skopeo and umoci read our store, and we load their archives."""
+"""Tests skopeo and umoci: both read the image store, and the server loads archives of skopeo."""
 
 from __future__ import annotations
 

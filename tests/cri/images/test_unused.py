@@ -1,4 +1,4 @@
-"""Content that a pull needs is never listed as unused."""
+"""A running pull loses no content when the store's unused content is discarded."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def test_a_running_pull_loses_no_content(
 
 
 def _arrived(root: Path) -> bool:
-    """Returns whether most of a layer has arrived; the registry stalls before the rest."""
+    """Return whether more than 90 kB of a layer's blob have arrived."""
     for path in root.glob("**/ingest/blob-*"):
         with contextlib.suppress(FileNotFoundError):  # the configuration, by now complete
             if os.stat(path).st_size >= 90_000:

@@ -1,4 +1,4 @@
-"""Folders as comparable values: all properties of every file that an unpacker restores."""
+"""Reads a folder into a dict for comparison: path -> properties that an unpacker restores."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts of one name in a tree. `links`: the other names of the same file."""
+    """The properties of one file of a folder."""
 
     kind: str
     mode: int
@@ -20,12 +20,12 @@ class Facts:
     mtime_ns: int
     content: str
     device: int
-    links: frozenset[bytes]
+    links: frozenset[bytes]  # all names of the file; empty for a directory
     xattrs: frozenset[tuple[str, bytes]]
 
 
 def snapshot(root: Path | bytes, *, times: bool = True) -> dict[bytes, Facts]:
-    """Returns the properties of all files below `root` (which is `b"."`) by relative path."""
+    """Return a dict: path relative to `root` -> properties, of `root` and all files below it."""
     top = os.fsencode(root)
     statuses = {os.path.relpath(path, top): os.lstat(path) for path in _walk(top)}
     same: dict[tuple[int, int], set[bytes]] = {}
@@ -72,5 +72,5 @@ def _xattrs(path: bytes) -> Iterator[tuple[str, bytes]]:
 
 
 def names(root: Path) -> set[str]:
-    """Returns the relative names of all files below `root`."""
+    """Return the paths, relative to `root`, of all files and folders below it."""
     return {str(path.relative_to(root)) for path in root.rglob("*")}
