@@ -45,7 +45,7 @@ def inherit(lowest: int) -> list[int]:
         done, last = _NUMBERS.unpack_from(area)
         _NUMBERS.pack_into(area, 0, done + 1, last)
         if done + 1 == last:
-            os._exit(EXIT_CODE)  # the jail refuses kill(2); no other code of the job runs after this
+            os._exit(EXIT_CODE)  # like a kill, which the jail refuses: no other code runs
 
     before_each_change(count)
     return []  # no descriptors for jobs to inherit

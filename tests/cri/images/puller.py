@@ -1,10 +1,10 @@
 """A program that pulls images into a store, for tests that kill it.
 
-    puller STORE REFERENCE…          pull and remove the images for ever
-    puller once STORE REFERENCE      pull the image and remove it
-    puller steps NUMBER STORE REFERENCE REFERENCE
-                                     pull and remove the images in a fixed order; the program
-                                     kills itself before its NUMBERth change to a file
+puller STORE REFERENCE…          pull and remove the images for ever
+puller once STORE REFERENCE      pull the image and remove it
+puller steps NUMBER STORE REFERENCE REFERENCE
+                                 pull and remove the images in a fixed order; the program
+                                 kills itself before its NUMBERth change to a file
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Manifests with layers that are not file systems: artifacts are refused as such, and extra
-layers of images are ignored."""
+"""Tests pulls of OCI artifacts, which are refused, and of images with layers that are not file
+systems, which are ignored."""
 
 from __future__ import annotations
 
@@ -118,8 +118,8 @@ async def test_the_error_of_an_artifact_names_its_type(
     service: ImageService,
     artifact: tuple[str, str, str, str, int],
 ) -> None:
-    """Kubernetes lets the runtime decide what an image volume may be: containerd refuses artifacts,
-    too, CRI-O mounts them."""
+    # Kubernetes lets the runtime decide what an image volume may be: containerd refuses artifacts,
+    # too, CRI-O mounts them.
     _, artifact_type, config_type, layer_type, named = artifact
     content = b"content"
     document: dict[str, Any] = {
@@ -141,7 +141,7 @@ async def test_the_error_of_an_artifact_names_its_type(
 
 
 async def test_an_artifact_manifest_is_refused(registry: Registry, service: ImageService) -> None:
-    """Release candidates of image specification 1.1 had this media type."""
+    # a media type of the release candidates of image specification 1.1
     kind = "application/vnd.oci.artifact.manifest.v1+json"
     document = {"mediaType": kind, "artifactType": "text/sbom", "blobs": []}
     registry.put_manifest("app:v1", json.dumps(document).encode(), kind)
@@ -162,7 +162,10 @@ OTHERS = {
 
 
 def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
-    """Pushes the image with other blobs listed between its layers; returns the reference."""
+    """Push the image BUILT with other blobs among its layers; return its reference.
+
+    `others`: for each blob, the fields of its descriptor that differ from a layer's.
+    """
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     first, second = document["layers"]
@@ -177,9 +180,8 @@ def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
 async def test_layers_that_are_no_file_system_are_ignored(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The store neither fetches nor stores such a layer. The configuration lists the diff ids of
-    the other layers only, in their order. The image is found after a restart, and can be saved,
-    loaded and pushed without the layer."""
+    """Such a layer is neither fetched nor stored. The image is found after a restart, and can be
+    saved, loaded and pushed without the layer."""
     name = put_with_others(registry, *OTHERS.values())
     assert await service.pull(name) == BUILT.id
     unused = descriptor(b"no file system", "x")["digest"]
@@ -206,8 +208,8 @@ async def test_layers_that_are_no_file_system_are_ignored(
 async def test_only_layers_with_a_file_system_have_diff_ids(
     registry: Registry, service: ImageService
 ) -> None:
-    """The pull fails if the configuration also has a diff id for a blob that is no file system: the
-    layer of each diff id would be ambiguous."""
+    """A pull fails if the configuration has a diff id for a layer that is no file system."""
+    # nothing would tell which layer a diff id belongs to
     built = image([*BUILT.layers, b"no file system"])
     data, blobs = manifest_of(built)
     document = json.loads(data)
@@ -231,7 +233,7 @@ async def test_only_layers_with_a_file_system_have_diff_ids(
 async def test_a_foreign_layer_comes_from_the_registry(
     registry: Registry, service: ImageService, kind: str
 ) -> None:
-    """The client never uses the URLs of the layer's descriptor."""
+    """The URLs in the descriptor of a foreign layer are never used."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     document["layers"][0] |= {"mediaType": kind, "urls": ["http://198.51.100.1/layer"]}
@@ -254,8 +256,8 @@ async def test_a_foreign_layer_comes_from_the_registry(
 async def test_old_media_types_of_a_configuration_are_accepted(
     registry: Registry, service: ImageService, kind: str
 ) -> None:
-    """Docker Hub and other registries served configurations as octet-stream, JSON or HTML for years
-    (distribution 1621); docker accepts them, too."""
+    # Docker Hub and other registries served configurations as octet-stream, JSON or HTML for years
+    # (distribution 1621); docker accepts them, too.
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     document["config"]["mediaType"] = kind
@@ -268,8 +270,7 @@ async def test_old_media_types_of_a_configuration_are_accepted(
 async def test_an_archive_may_have_signatures_beside_the_image(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """`cosign save` writes such an archive: the layout's index lists the image, its signatures and
-    its attestations."""
+    # `cosign save` writes such an archive: its index lists the image, signatures and attestations.
     data, blobs = manifest_of(BUILT)
     signature = json.dumps(
         {

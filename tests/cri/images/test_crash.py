@@ -1,5 +1,5 @@
-"""After SIGKILL or a power cut at any moment every image that the store lists is complete, and the
-rest is removed."""
+"""Tests the image store after SIGKILL, power cuts and failed system calls: every listed image is
+complete, and nothing else is left."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def two_images() -> dict[str, BuiltImage]:
-    """Returns two images with a common base, each with a few hundred small files."""
+    """Return a dict: name -> image, of two images with a common base and 250 small files each."""
     chance = random.Random(8)
     base = layer({f"base/{n}": chance.randbytes(chance.randrange(9000)) for n in range(150)})
     tops = [
@@ -47,7 +47,7 @@ def two_images() -> dict[str, BuiltImage]:
 
 
 def push_all(registry: Registry, images: dict[str, BuiltImage]) -> list[str]:
-    """Pushes the images; returns their references."""
+    """Push the images; return their references."""
     for name, built in images.items():
         registry.push(name, built)
     return [f"{registry.host}/{name}" for name in images]
@@ -58,7 +58,7 @@ PULLER = (sys.executable, "-m", "tests.cri.images.puller")
 
 @contextmanager
 def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]]:
-    """Runs the program that pulls; kills it at the end."""
+    """Run puller.py on the store during a `with` block; yield its process."""
     command = [*PULLER, str(store), f"{registry.host}/app:0", f"{registry.host}/app:1"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as program:
         assert program.stdout is not None and program.stdout.readline() == b"ready\n"
@@ -67,8 +67,8 @@ def pulling(store: Path, registry: Registry) -> Iterator[subprocess.Popen[bytes]
 
 
 async def check(store: Path, built: dict[str, BuiltImage]) -> int:
-    """Asserts that every listed image is complete and that nothing else is in the store; returns
-    the number of images."""
+    """Assert that every listed image is complete and that nothing else is in the store; return the
+    number of images."""
     service = ImageService(store, jobs=LayerThreads())
     mounts = ImageService.__init__.__kwdefaults__["store"] == "erofs"  # type: ignore[index]
     await service.start()
@@ -103,7 +103,7 @@ async def check(store: Path, built: dict[str, BuiltImage]) -> int:
 
 
 def content(tar: bytes) -> dict[str, bytes]:
-    """Returns the files in a tar."""
+    """Return a dict: name -> content, of the regular files in a tar."""
     import io
     import tarfile
 
@@ -112,7 +112,7 @@ def content(tar: bytes) -> dict[str, bytes]:
 
 
 async def kill_often(tmp_path: Path, registry: Registry, rounds: int) -> set[int]:
-    """Kills `rounds` pulls; returns the numbers of images that were complete afterwards."""
+    """Kill a pulling program `rounds` times; return the numbers of images left each time."""
     built = two_images()
     push_all(registry, built)
     chance, listed = random.Random(), set()
@@ -141,8 +141,7 @@ async def test_the_store_is_whole_after_kills_at_many_moments(
 
 
 def small_images() -> dict[str, BuiltImage]:
-    """Returns two images like `two_images`, but with few files, because an unpacker takes several
-    steps for each file."""
+    """Return a dict: name -> image, of two images with a common base and 4 files each."""
     base, *tops = (
         layer({f"{name}/{n}": f"{name} {n}" * 9 for n in range(2)}) for name in ("base", "a", "b")
     )
@@ -150,9 +149,9 @@ def small_images() -> dict[str, BuiltImage]:
 
 
 async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[int]:
-    """Runs the same pulls and removals again and again. The first run is killed before its first
-    change to a file, each further run `every` changes later, until a run ends by itself. Returns
-    the numbers of complete images that the runs left."""
+    """Run the same pulls and removals, each time in a new store. The first run is killed before its
+    first change to a file, each further run `every` changes later, until a run ends by itself.
+    Return the numbers of images that the runs left."""
     built, listed = small_images(), set()
     references = push_all(registry, built)
     for number in range(1, 10_000, every):
@@ -174,8 +173,8 @@ async def kill_at_steps(tmp_path: Path, registry: Registry, every: int) -> set[i
 
 @pytest.fixture(params=["threads", "jobs"])
 def each_place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work on layers in threads, or in jobs. Jobs outlive the killed process, and continue to write
-    to folders that the next process deletes."""
+    """Run the test with layers unpacked by threads of the killed process, and by zygote jobs."""
+    # Jobs outlive that process, and write to folders that the next one deletes.
     if request.param == "jobs":
         monkeypatch.setenv(JOBS, "yes")
 
@@ -197,12 +196,9 @@ async def test_the_store_is_whole_after_a_kill_before_every_change(
 async def end_jobs(
     tmp_path: Path, registry: Registry, changes: Changes, jobs: Zygote, every: int
 ) -> int:
-    """Pulls two images again and again, and ends a job before its first change to a file, then
-    `every` changes later, until both pulls succeed. Returns the number of failed pulls.
-
-    A pull whose job has ended either makes the layer again or fails with an error that names the
-    job's exit code. It leaves no files, and the next pull makes a whole image.
-    """
+    """Pull two images again and again. In the first round a job ends before the round's first
+    change to a file, in each further round `every` changes later, until no job ends early. Assert
+    that failed pulls leave no files and that the next pulls succeed; return how many failed."""
     built, failed = small_images(), 0
     references = push_all(registry, built)
     service = ImageService(tmp_path / "images", jobs=LayerJobs(jobs))
@@ -213,6 +209,7 @@ async def end_jobs(
         counted = changes.count()
         changes.end_at(0)
         for result in results:
+            # a pull whose job has ended may also make the layer again, and succeed
             if isinstance(result, BaseException):
                 failed += 1
                 assert (
@@ -280,12 +277,12 @@ WORDS = {"ENOSPC": "no space left", "EDQUOT": "the disk quota"}
 async def test_a_failed_system_call_is_an_error_and_leaves_the_store_whole(
     tmp_path: Path, registry: Registry, call: str, error: str
 ) -> None:
-    """The n-th call fails, for a few n. The pull either succeeds or fails with an error that names
-    the call."""
+    """The pull may also succeed. When the disk or the quota is full, the error says so and names
+    the store's directory."""
     built = two_images()
     push_all(registry, built)
     ended = set()
-    for number in (1, 2, 3, 5):
+    for number in (1, 2, 3, 5):  # the call of the program that fails
         inject = f"inject={call}:error={error}:when={number}"
         strace = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={call}", "-e", inject]
         program = [*PULLER, "once", str(tmp_path / "images"), f"{registry.host}/app:0"]
@@ -314,8 +311,8 @@ def mounted(disk: Path, folder: Path) -> Iterator[Path]:
 
 
 async def cut_power_often(tmp_path: Path, registry: Registry, cuts: int) -> None:
-    """Copies the disk's image while pulls write to it: a machine finds this content after a power
-    cut."""
+    """Pull images onto a disk, and check `cuts` copies of it, each made at a random moment."""
+    # a machine finds such a copy after a power cut
     built = two_images()
     push_all(registry, built)
     disk, copy, chance = tmp_path / "disk", tmp_path / "copy", random.Random()

@@ -1,5 +1,5 @@
-"""A mounted image has the same files as the image unpacked, inode by inode, and both stores
-refuse the same tars."""
+"""Tests that an EROFS image mounted from tars has the same files as the same tars unpacked, and
+that both forms refuse the same tars."""
 
 from __future__ import annotations
 
@@ -35,20 +35,21 @@ ACL_HEAD = b"\x02\0\0\0"
 
 
 def facts_of(root: Path) -> dict[bytes, Facts]:
-    """Returns the files of a folder as a container sees them, without whiteouts and overlayfs's
-    attributes."""
+    """Return a dict: path -> properties, of the files that a container would see in this folder."""
     return {
         name: replace(
-            facts, xattrs=frozenset(x for x in facts.xattrs if not x[0].startswith("trusted."))
+            # trusted.* are overlayfs's own attributes
+            facts,
+            xattrs=frozenset(x for x in facts.xattrs if not x[0].startswith("trusted.")),
         )
-        # a descriptor's name is a link
+        # "/." because a path in /proc/self/fd is a link
         for name, facts in snapshot(os.fsencode(root) + b"/.").items()
-        if not (facts.kind == "c" and facts.device == 0)
+        if not (facts.kind == "c" and facts.device == 0)  # a whiteout
     }
 
 
 def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
-    """Returns "files" and the files of the mounted image, or "refused" and None."""
+    """Mount the layers. Return "files" and the image's files, or "refused" and None."""
     try:
         with mounted(folder, tars, LIMITS) as root:
             return "files", facts_of(root)
@@ -57,7 +58,7 @@ def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
 
 
 def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
-    """Returns "files" and the files of the unpacked layer, or "refused" and None."""
+    """Unpack the layer. Return "files" and its files, or "refused" and None."""
     folder.mkdir()
     try:
         unpack_bytes(tar, folder, LIMITS)
@@ -67,7 +68,7 @@ def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
 
 
 def same(tar: bytes, folder: Path) -> tuple[str, object]:
-    """Assert that both stores treat a layer alike; return their result."""
+    """Assert that unpacking and mounting a layer have the same `outcome`; return it."""
     expected, mounted = unpacked(tar, folder / "unpacked"), outcome([tar], folder / "mounted")
     assert mounted == expected
     return mounted
@@ -110,8 +111,7 @@ def test_every_kind_of_file_keeps_every_attribute(tmp_path: Path, options: list[
 
 
 def test_names_and_links_of_every_length_are_read(tmp_path: Path) -> None:
-    """There are directories of one block and of many, and links inside an inode's block and in a
-    block of their own."""
+    # directories of one block and of many; links in an inode's block and in a block of their own
     members = [
         (f"{'d' * length}/{'n' * length}", LayerFile(b"x" * length)) for length in range(1, 256, 13)
     ]
@@ -130,7 +130,7 @@ def test_names_and_links_of_every_length_are_read(tmp_path: Path) -> None:
 
 
 def acl(*entries: tuple[int, int, int]) -> str:
-    """Returns a POSIX ACL of (tag, rights, id) entries in the form in which a tar stores it."""
+    """Return a POSIX ACL of (tag, rights, id) entries in the form in which a tar stores it."""
     content = ACL_HEAD + b"".join(
         tag.to_bytes(2, "little") + rights.to_bytes(2, "little") + owner.to_bytes(4, "little")
         for tag, rights, owner in entries
@@ -187,7 +187,7 @@ def test_extended_attributes_are_the_same_in_both_stores(
 
 
 def test_more_attributes_than_an_inode_can_hold_are_refused(tmp_path: Path) -> None:
-    """Other file systems hold fewer: ext4 has a block of 4 KiB for attributes."""
+    # other file systems hold fewer: ext4 has a block of 4 KiB for attributes
     large = {f"SCHILY.xattr.user.{name}": name * 60_000 for name in "abcd"}
     with mounted(tmp_path / "four", [raw_tar(("f", LayerFile(pax=large)))]) as root:
         assert {
@@ -204,8 +204,7 @@ def test_a_hard_link_into_a_replaced_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_file_at_the_end_of_a_block_shows_no_padding(tmp_path: Path) -> None:
-    """The last block of a file in a tar is padded; a file that ends there must not show the
-    padding."""
+    # a tar pads each file to 512 bytes
     chance = random.Random(4)
     tar = layer(
         {
@@ -367,7 +366,7 @@ def test_a_huge_sparse_file_takes_no_disk_space(tmp_path: Path) -> None:
 
 
 def test_a_tar_without_end_blocks_is_read(tmp_path: Path) -> None:
-    """Both stores read the same files from a tar that is cut after its last file."""
+    """A tar that is cut after its last file has the same files unpacked and mounted."""
     for blob in (header() + b"x".ljust(512, b"\0"), header() + b"x"):
         (tmp_path / str(len(blob))).mkdir()
         same(blob, tmp_path / str(len(blob)))

@@ -1,4 +1,4 @@
-"""A mounted random image has the same files as the same image unpacked."""
+"""Tests that random layers have the same files mounted (as EROFS) and unpacked."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_changed_bytes_have_the_same_result_in_both_stores(
 
 
 def in_order(node: TreeNode) -> object:
-    """Returns the files of a tree as a value that can be compared."""
+    """Return the files of a tree as a value that can be compared."""
     facts = (
         node.mode,
         node.uid,

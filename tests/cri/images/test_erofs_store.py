@@ -1,5 +1,5 @@
-"""The store of mounted images: its files, what removal frees, and its behaviour under another
-`store` setting."""
+"""Tests the store of mounted (EROFS) images: its files, archives and pushes, what a removal frees,
+and the start with another `store` setting or kernel."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.support.registry import Registry
 
 @pytest.fixture
 async def opened() -> AsyncIterator[list[ImageService]]:
-    """Returns a list; services that the test appends to it are closed at the end."""
+    """Return a list: the services that a test appends to it are closed at the end."""
     services: list[ImageService] = []
     yield services
     for service in services:
@@ -54,14 +54,14 @@ async def pulled(service: ImageService, registry: Registry, built: BuiltImage) -
 async def pull_into(
     opened: list[ImageService], folder: Path, registry: Registry, built: BuiltImage, **options: Any
 ) -> str:
-    """Pulls the image into a store, and closes the store; returns the image's name."""
+    """Pull the image into the store `folder`, close the store, and return the image's name."""
     name = await pulled(await serve(opened, folder, **options), registry, built)
     await opened.pop().close()
     return name
 
 
 def layer_blobs(store: Path) -> set[str]:
-    """Returns the blobs of the layout that are as large as a layer."""
+    """Return the names of the store's blobs that are as large as a layer."""
     blobs = (store / "blobs/sha256").iterdir()
     return {path.name for path in blobs if path.stat().st_size > 50_000}
 
@@ -137,8 +137,8 @@ async def test_a_kernel_that_cannot_mount_gets_layers_unpacked_from_their_tars(
     caplog: pytest.LogCaptureFixture,
     setting: str,
 ) -> None:
-    """When a disk moves to a node whose kernel cannot mount images, the server unpacks the stored
-    tars. When the disk moves back, the image is still listed."""
+    """When a disk with mounted images moves to a node whose kernel cannot mount them, the server
+    unpacks the stored tars. When the disk moves back, the image is still listed."""
     service, built = await serve(opened, tmp_path / "images"), make()
     name = await pulled(service, registry, built)
     await service.close()
@@ -209,8 +209,9 @@ async def test_images_with_the_same_layers_share_an_index(
 async def test_sealed_files_are_measured_at_each_mount(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file system here has no fs-verity, so the test checks the store's calls; tests/vm/images
-    uses a file system with fs-verity."""
+    """When the fs-verity digest of a tar or an index differs from the stored one, the image is not
+    mounted."""
+    # The file system here may have no fs-verity; tests/vm/images uses one that has it.
     answers: dict[int, str] = {}
     monkeypatch.setattr(verity, "enable", lambda fd: True)
     monkeypatch.setattr(
@@ -241,7 +242,7 @@ async def test_sealed_files_are_measured_at_each_mount(
 async def test_read_file_data_is_in_memory_once(
     tmp_path: Path, registry: Registry, opened: list[ImageService], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """File data stays in memory as pages of the mount only, not also as pages of the tar."""
+    """The page cache has file data as pages of the mount only, not also as pages of the tars."""
     monkeypatch.setattr(services, "DROP_TAR_PAGES_S", 0.1)
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
@@ -260,8 +261,8 @@ async def test_read_file_data_is_in_memory_once(
 async def test_a_newly_mounted_image_is_read_from_memory(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """The first time that the server drops pages after the mount, it keeps those that the pull
-    wrote, for the first container. The second time it drops them."""
+    """The server's first drop of cached pages after the mount keeps the pages that the pull wrote,
+    for the first container. The second drop removes them."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     service._store.mounts.drop_tar_pages()
@@ -276,8 +277,7 @@ async def test_a_newly_mounted_image_is_read_from_memory(
 async def test_memory_and_disk_of_a_removed_image_are_freed(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """Both are freed in the background. The removal does not wait for the pages of the image's
-    files and mount."""
+    """The removal does not wait until the memory is free."""
     service, built = await serve(opened, tmp_path / "images"), make()
     await pulled(service, registry, built)
     rootfs = await service.rootfs(built.id)

@@ -1,4 +1,4 @@
-"""Unpacking, committing or loading twice the content takes at most about twice the work."""
+"""Tests that the work for a layer or an archive grows linearly with its size."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from tests.support.oci_archives import oci_archive
 
 @pytest.fixture
 def memory() -> Iterator[Path]:
-    """Returns a folder in memory: a disk's file system would add its own time for each
-    directory."""
+    """Return a folder in memory."""
+    # a disk's file system would add its own time for each directory
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         yield Path(folder)
 
@@ -35,7 +35,7 @@ FOLDER, LINK, HARD = tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.LNKTYPE
 
 
 def tar(entries: Iterable[tuple[str, bytes, str]]) -> bytes:
-    """Returns a tar of (name, type, link) entries without content."""
+    """Return a tar with these (name, type, link target) entries, all without content."""
     file = io.BytesIO()
     with tarfile.open(fileobj=file, mode="w", format=tarfile.GNU_FORMAT) as archive:
         for name, kind, link in entries:
@@ -46,15 +46,14 @@ def tar(entries: Iterable[tuple[str, bytes, str]]) -> bytes:
 
 
 def replaced(size: int) -> bytes:
-    """Returns a tar of directories that are replaced by files, and of as many directories that
-    stay."""
+    """Return a tar with `size` directories, each replaced by a file, and `size` that stay."""
     stay = ((f"s{n}", FOLDER, "") for n in range(size))
     change = ((f"d{n}", kind, "") for n in range(size) for kind in (FOLDER, tarfile.REGTYPE))
     return tar([*stay, *change])
 
 
 def turning(size: int) -> bytes:
-    """Return a tar in which one name is a directory, then a file, then a directory, and so on."""
+    """Return a tar in which a name is `size` times a directory and then a file."""
     stay = ((f"s{n}", FOLDER, "") for n in range(size))
     return tar(
         [*stay, *(("x", kind, "") for _ in range(size) for kind in (FOLDER, tarfile.REGTYPE))]
@@ -95,7 +94,6 @@ LAYERS: dict[str, Callable[[int], bytes]] = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_the_work_for_layers_grows_linearly(name: str, memory: Path) -> None:
-    """Each layer is unpacked and committed on top of another layer."""
     count = itertools.count()
 
     def prepare(size: int) -> Work:
@@ -103,7 +101,7 @@ def test_the_work_for_layers_grows_linearly(name: str, memory: Path) -> None:
         layers = Layers(root)
         root.mkdir()
         layers.prepare()
-        below = layers.new_folder()
+        below = layers.new_folder()  # the layer under the measured one
         unpack_bytes(tar([("a", FOLDER, ""), ("0", FOLDER, "")]), Path(below))
         layers.commit(below, ["sha256:0"])
         folder = layers.new_folder()
@@ -181,16 +179,14 @@ def test_the_work_for_headers_grows_linearly(name: str, memory: Path) -> None:
 
 
 def test_the_total_of_special_headers_has_a_limit(tmp_path: Path) -> None:
-    """A tar with too many special headers is refused: they wait in memory for the member that they
-    describe."""
+    # special headers wait in memory for the member that they describe
     part = special(b"x", record("k", "v" * 900_000))
     with pytest.raises(BadLayer, match="extended headers of more than"):
         unpack_bytes(part * 3 + tar([("f", tarfile.REGTYPE, "")]), tmp_path)
 
 
 def test_replaced_entries_are_forgotten(tmp_path: Path) -> None:
-    """The layer replaces directories with children, adds one of them again, and replaces a device
-    by a file."""
+    """When a layer replaces a directory by a file, its former children do not count any more."""
     entries = [
         ("d/e/f", tarfile.REGTYPE, ""), ("d", tarfile.REGTYPE, ""),
         ("g/h/i", tarfile.REGTYPE, ""), ("g", tarfile.REGTYPE, ""), ("g/h", FOLDER, ""),
@@ -225,10 +221,10 @@ def test_the_paths_in_a_layers_record_are_not_kept_in_memory(tmp_path: Path) -> 
 def test_the_work_for_an_archive_that_names_an_image_often_grows_linearly(
     kind: str, memory: Path
 ) -> None:
-    """Both the image's configuration and the number of names that refer to it grow."""
     count = itertools.count()
 
     def prepare(size: int) -> Work:
+        # the image's configuration grows with the number of its names
         built = build.image([], {"Env": [f"K{n}=v" for n in range(10 * size)]})
         images = {f"host/a:{n}": built for n in range(size)}
         root = memory / str(next(count))
