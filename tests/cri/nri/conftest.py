@@ -1,4 +1,4 @@
-"""A server with NRI for the tests of a file, and the socket that its plugins connect to."""
+"""Fixtures: a server with NRI for each test module, and the socket that plugins connect to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tests.cri.server_harness import Server
 
 REQUEST_TIMEOUT_S = (
-    # nothing here is to be late by accident; what is late on purpose waits for the end of the test
+    # No plugin exceeds it by accident; those that do on purpose wait for the end of the test.
     10.0
 )
 

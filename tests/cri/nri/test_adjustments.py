@@ -1,5 +1,5 @@
-"""Changes of containers by plugins, seen from inside: at creation, in updates, and on a plugin's
-own initiative."""
+"""Tests that NRI plugins change containers: at creation, in updates of resources, and at any other
+time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ Linux = api.LinuxContainerAdjustment
 
 
 def adjusts(**fields: Any) -> dict[str, Callable[[Any], Any]]:
-    """Return the handlers of a plugin that adjusts every container."""
+    """Return handlers of a plugin that sets these fields of ContainerAdjustment for every
+    container."""
     response = api.CreateContainerResponse(adjust=api.ContainerAdjustment(**fields))
     return {"CreateContainer": lambda _: response}
 

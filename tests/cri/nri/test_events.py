@@ -1,8 +1,8 @@
-"""The events that plugins get of pods and containers, their order, and the effect of an error or a
-silent plugin.
+"""Tests the events of pods and containers that NRI plugins get, their order, and plugins that fail,
+refuse or do not answer.
 
-The contracts are those of NRI's pod and container life cycles, as critest's NRI specs check
-them.
+The expected events are those of NRI's pod and container life cycles, which critest's NRI specs
+check, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tests.support.nri import Handler, Refused, TestPlugin
 
 
 class Held:
-    """A handler that waits until it is released and records its request."""
+    """A handler that records its request and blocks until the `with` block ends."""
 
     def __init__(self) -> None:
         self.reached, self._released = threading.Event(), threading.Event()

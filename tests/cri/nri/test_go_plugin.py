@@ -34,7 +34,7 @@ LIFE = [
 
 
 class GoPlugin:
-    """The running program, and the lines that it has printed."""
+    """A running Go plugin, and the lines that it has printed."""
 
     def __init__(self, version: str, where: Path, output: Path) -> None:
         self._output = output
@@ -48,7 +48,7 @@ class GoPlugin:
         ]
 
     def wait_for(self, beginning: str) -> str:
-        """Return the first line that begins with the text."""
+        """Wait for a line that begins with `beginning`; return the first."""
         assert wait_until(lambda: any(line.startswith(beginning) for line in self.lines()), 60), (
             self.lines()
         )
@@ -95,9 +95,8 @@ def _numbers(path: str) -> str:
 
 
 def test_large_messages_are_sent_and_received(server: Server, plugin: GoPlugin) -> None:
-    """The environment, larger than every buffer between server and plugin, is returned as an
-    adjustment."""
     plugin.wait_for("Synchronize")
+    # larger than every buffer between server and plugin, which returns it as an adjustment
     text = "x" * 100_000
     pod = server.run_pod(server.pod_config(annotations={"test/env": f"BIG={text}"}))
     config = server.container_config(annotations={"more": "y" * 200_000})

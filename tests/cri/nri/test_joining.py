@@ -1,5 +1,5 @@
-"""Plugins that join and leave: those that the server starts, those that connect, and late, invalid
-or silent ones. No event is lost meanwhile."""
+"""Tests how NRI plugins join and leave: plugins that the server starts, that connect late, that are
+refused or do not answer. No event is lost meanwhile."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def test_a_late_plugin_is_synchronized(server: Server, nri_socket: Path) -> None
 def test_a_container_with_a_variable_that_is_not_utf_8_keeps_no_plugin_away(
     server: Server, nri_socket: Path
 ) -> None:
-    """HOME comes from the image's /etc/passwd, whose author chooses the bytes."""
     pod = server.run_pod()
+    # Without this value, HOME comes from the image's /etc/passwd, whose author chooses the bytes.
     config = server.container_config(envs=[cri.KeyValue(key="HOME", value=b"/\xff")])
     container = server.launch(pod, config)
     with TestPlugin(nri_socket) as plugin:
@@ -69,7 +69,7 @@ def test_a_container_with_a_variable_that_is_not_utf_8_keeps_no_plugin_away(
 def test_events_during_the_synchronization_reach_the_plugin(
     server: Server, nri_socket: Path
 ) -> None:
-    """The plugin gets each container once: those before, during and after the synchronization."""
+    """The plugin gets each container once, created before, during or after the synchronization."""
     pod = server.run_pod()
 
     def launch(name: str) -> str:
@@ -95,8 +95,8 @@ def test_events_during_the_synchronization_reach_the_plugin(
 def test_a_container_that_is_being_created_is_part_of_the_synchronization(
     server: Server, nri_socket: Path
 ) -> None:
-    """The second plugin joins while the first one handles CreateContainer: the container is not
-    listed yet."""
+    """A plugin that joins while another handles CreateContainer gets the container, although it is
+    not listed yet."""
     pod = server.run_pod()
     second = TestPlugin(nri_socket, index="50")
 
@@ -151,8 +151,8 @@ def own_socket(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def impatient(tmp_path: Path, own_socket: Path) -> Iterator[Server]:
-    """Provide a server with executables in its plugin folder, short timeouts and a required
-    plugin."""
+    """Provide a server with executables in its plugin folder, a short request timeout, and a
+    required plugin."""
     (tmp_path / "plugins").mkdir()
     (tmp_path / "conf").mkdir()
     for name in ("20-second", "10-first"):

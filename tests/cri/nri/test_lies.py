@@ -1,5 +1,5 @@
-"""Invalid answers of plugins: each fails the call that it answers, with the plugin's name in the
-error, and changes nothing of other containers or of the machine."""
+"""Tests invalid answers of NRI plugins: each fails the call that it answers, and changes nothing of
+other containers or of the machine."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ def outcome(server: Server, pod: str, name: str = "c") -> tuple[grpc.StatusCode 
 def test_an_invalid_adjustment_fails_only_its_own_call(
     server: Server, nri_socket: Path, lie: str
 ) -> None:
-    """The call fails with an error that is no Python exception, no container is left, and without
-    the plugin the same container runs."""
+    """The error has no text of a Python exception and no control character, and without the plugin
+    the same container runs."""
     pod = server.run_pod()
     with TestPlugin(nri_socket, handlers=LIES[lie]):
         code, message = outcome(server, pod)
@@ -106,9 +106,8 @@ def test_an_invalid_adjustment_fails_only_its_own_call(
 def test_an_adjustment_to_a_foreign_cgroup_is_refused(
     server: Server, nri_socket: Path, place: str
 ) -> None:
-    """A plugin gives the new container the cgroup of its neighbour, the group above all pods, or
-    the root. The server refuses it, and the removal of the failed container kills neither the
-    neighbour nor the server."""
+    """When a plugin gives a new container the cgroup of another container, a parent of it, or the
+    root, the creation fails, and the other container lives."""
     pod = server.run_pod()
     neighbour = server.launch(pod)
     config = json.loads((server.state / "containers" / neighbour / "config.json").read_text())
@@ -133,8 +132,8 @@ def test_an_adjustment_to_a_foreign_cgroup_is_refused(
 
 
 def test_texts_of_a_plugin_are_escaped(server: Server, nri_socket: Path) -> None:
-    """A name, an error and the reason of an eviction have escape sequences and new lines. The log
-    has none of them, and clients escape the error."""
+    """When an error or the reason of an eviction contains escape sequences and new lines, the log
+    contains neither."""
     evil = "\x1b[2J\nlevel=INFO forged"
     pod = server.run_pod()
     victim = server.launch(pod)
@@ -149,6 +148,6 @@ def test_texts_of_a_plugin_are_escaped(server: Server, nri_socket: Path) -> None
 
     with TestPlugin(nri_socket, handlers={"CreateContainer": fail}):
         code, message = outcome(server, pod, "e")
-    assert code is not None and "forged" in message
+    assert code is not None and "forged" in message  # which clients escape
     lines = server.log.read_text().splitlines()
     assert not [line for line in lines if line.startswith("level=INFO forged") or "\x1b" in line]

@@ -1,5 +1,5 @@
-"""A SPDY client that uses the product's protocol code: it is faster than a Go process for each
-session, and can send what Go's client would not."""
+"""A SPDY client built from the product's protocol code. It is faster than a Go process for each
+session, and can send what Go's client never sends."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ OUTCOME_LIMIT_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Terminal:
-    """The user's end of a session. `stdin` gives input until it ends; sizes are (columns,
-    lines)."""
+    """The client's input and outputs of a session. `stdin` yields the input, `sizes` the terminal's
+    (columns, lines)."""
 
     stdin: AsyncIterator[bytes] | None = None
     stdout_fd: int | None = None
@@ -42,8 +42,8 @@ def address_of(server: StreamingServer) -> tuple[str, int]:
 
 
 async def run(url: str, terminal: Terminal) -> int:
-    """Serve a session of `url` to its end; return its exit code. Raises `PeerError` if it could not
-    be served.
+    """Run the session of a streaming URL to its end; return its exit code. Raises `PeerError` if
+    the session fails.
 
     The fields of `terminal` decide which streams are opened; the request for `url` must have asked
     for the same streams.
@@ -152,7 +152,7 @@ def _exit_code(outcome: bytes) -> int:
 
 
 async def _upgrade(url: str, protocol: str) -> SocketTransport:
-    """Connect and switch to SPDY/3.1."""
+    """Connect to the URL's server and upgrade the connection to SPDY/3.1."""
     parts = urlsplit(url)
     if parts.scheme != "http" or not parts.hostname or not parts.port:
         raise PeerError(f"not a streaming URL: {url[:100]!r}")

@@ -1,4 +1,5 @@
-"""A streaming server over real processes, and the Go client that kubectl and crictl use."""
+"""Fixtures: a streaming server that runs processes of this machine, and the Go client that kubectl
+and crictl use."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def backend() -> ProcessBackend:
 
 @pytest.fixture
 async def server(backend: ProcessBackend) -> AsyncIterator[StreamingServer]:
-    """Provide a listening server; assert at the end that no task and no session is left."""
+    """Provide a listening server; assert after the test that no task and no session is left."""
     before = asyncio.all_tasks()
     server = StreamingServer(backend)
     await server.start()
@@ -52,7 +53,7 @@ class Outcome:
 
 
 class GoExec:
-    """Runs the Go client for an exec of `command`, with the requested streams."""
+    """Runs the Go client, which executes a shell command through the streaming server."""
 
     def __init__(self, program: Path, server: StreamingServer) -> None:
         self._program, self._server = program, server
@@ -69,7 +70,7 @@ class GoExec:
         stdout_fd: int = asyncio.subprocess.PIPE,
         stdin_fd: int = asyncio.subprocess.PIPE,
     ) -> asyncio.subprocess.Process:
-        """Start the client; its stdin is open if the session has one."""
+        """Start the client. Without `stdin`, its standard input is /dev/null."""
         options = ExecSessionOptions(
             "c",
             ("/bin/sh", "-c", command),
@@ -95,7 +96,7 @@ class GoExec:
         )
 
     async def __call__(self, command: str, data: bytes | None = None, **options: object) -> Outcome:
-        """Run the client to its end; `data` is its whole stdin."""
+        """Run the client to its end. `data` is all its input; without it, there is no stdin."""
         process = await self.start(command, stdin=data is not None, **options)  # type: ignore[arg-type]
         async with asyncio.timeout(60):
             stdout, stderr = await process.communicate(data)
@@ -110,7 +111,7 @@ def go(goclient: Path, server: StreamingServer) -> GoExec:
 
 @pytest.fixture
 def large(tmp_path: Path) -> Callable[[int], tuple[Path, str]]:
-    """Make a file of so many MiB of random bytes; return its path and SHA-256."""
+    """Return a function that makes a file of n MiB of random bytes and returns (path, SHA-256)."""
 
     def make(mebibytes: int) -> tuple[Path, str]:
         path, digest = tmp_path / "large", hashlib.sha256()

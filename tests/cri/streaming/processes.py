@@ -1,9 +1,8 @@
-"""A streaming backend over processes of this machine: real pipes, ptys and sockets, no container
-around them.
+"""A streaming backend that runs processes of this machine, outside any container, with real pipes,
+ptys and sockets.
 
 Like a container's process, each has its own session, its terminal as controlling terminal, and all
-signals at their defaults: a shell starts tests in the background with SIGINT ignored, and a child
-would inherit that.
+signals at their defaults.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ CATCHABLE = set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP}
 
 
 class ProcessSession(StreamingSession):
-    """A command with the ends of its stdio, in its own process group that `close` kills."""
+    """A running command and our ends of its standard streams. `close` kills its process group."""
 
     def __init__(self, pid: int, stdin: int | None, stdout: int | None, stderr: int | None):
         super().__init__(stdin, stdout, stderr)
@@ -59,7 +58,7 @@ class ProcessSession(StreamingSession):
         self.closed.set()
 
     def _reap(self) -> int:
-        """Reap the process once; return the exit code, 128 + n for signal n."""
+        """Return the exit code of the ended process, 128 + n for signal n; may be called again."""
         if self._code < 0:
             code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
             self._code = code if code >= 0 else 128 - code
@@ -90,8 +89,8 @@ class AttachSession(StreamingSession):
 
 @dataclass
 class ProcessBackend:
-    """Runs exec commands as processes of this machine; attaches to `containers`; dials ports of
-    this network namespace."""
+    """Runs exec commands as processes of this machine, attaches to the processes in `containers`,
+    and connects to ports of this network namespace."""
 
     sessions: list[ProcessSession] = field(default_factory=list)
     containers: dict[str, ProcessSession] = field(default_factory=dict)
@@ -137,9 +136,9 @@ def start(options: ExecSessionOptions) -> ProcessSession:
 
 
 def _start_on_pty(options: ExecSessionOptions) -> ProcessSession:
-    """Start a command on a pty: the first terminal that the leader of a session opens becomes its
-    controlling terminal."""
+    """Start a command on a pty, which becomes its controlling terminal."""
     master, slave = pty.openpty()
+    # the first terminal that the leader of a session opens
     terminal = (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0)
     pid = _spawn(
         options.command, [terminal, (os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
@@ -156,5 +155,6 @@ def _spawn(command: tuple[str, ...], files: list[tuple[int, ...]]) -> int:
         file_actions=files,
         setsid=True,
         setsigmask=[],
+        # A shell that starts the tests in the background ignores SIGINT, which a child inherits.
         setsigdef=CATCHABLE,
     )

@@ -1,4 +1,4 @@
-"""Attach with Go's client: several clients at one process, which continues when they leave."""
+"""Tests attach with Go's client: input, output, exit codes, terminals, and clients that leave."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ async def test_an_unknown_container_is_an_error(goclient: Path, server: Streamin
 async def test_a_client_without_a_resize_stream_can_attach_to_a_terminal(
     goclient: Path, server: StreamingServer, backend: ProcessBackend
 ) -> None:
-    """A client that does not know of the container's terminal opens no stream for its size."""
     options = ExecSessionOptions(
         "t", ("/bin/sh", "-c", "read line; echo got $line"), stdin=True, stdout=True, tty=True
     )
     session = backend.containers["t"] = start(options)
     url = server.url_for(AttachOptions("t", stdin=True, stdout=True, tty=True))
     pipe = asyncio.subprocess.PIPE
+    # Without -tty the client does not know of the terminal and opens no stream for its size.
     process = await asyncio.create_subprocess_exec(
         goclient, "exec", "-url", url, "-stdin", "-stdout", stdin=pipe, stdout=pipe
     )

@@ -1,5 +1,5 @@
-"""Many sessions leave no memory or task. The client is the test's own, so that the product's
-protocol code runs at both ends."""
+"""Tests that a thousand sessions leave no task or open file, and how forwarded connections end. The
+client and the server both run the product's protocol code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.spdy import ClientMultiplexer
 
 
 async def once(server: StreamingServer, command: str, *pieces: bytes) -> tuple[int, bytes]:
-    """Run a command with these pieces as stdin; return exit code and output."""
+    """Run a shell command with `pieces` as its stdin; return its exit code and stdout."""
 
     async def stdin() -> AsyncIterator[bytes]:
         for piece in pieces:
@@ -102,7 +102,7 @@ def headers(role: str, port: object, request: str = "") -> dict[str, list[str]]:
 async def test_a_refused_connection_is_reported_on_the_error_stream(
     server: StreamingServer,
 ) -> None:
-    """Only this connection ends; the session forwards further ones."""
+    """The session continues and forwards a connection to another port."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
@@ -190,10 +190,11 @@ async def test_an_incomplete_pair_is_reset(
 
 @dataclass(frozen=True)
 class ForwardClient:
-    """The way in which a client ends the streams of a connection that the pod's server has closed.
+    """How a port-forward client behaves after the server in the pod has closed the forwarded
+    connection.
 
-    `awaits_error`: the client closes the local connection, and so ends its own direction, only when
-    the error stream has ended.
+    `awaits_error`: the client closes the local connection, and so ends its direction of the data
+    stream, only when the error stream has ended.
     """
 
     awaits_error: bool = False
@@ -221,8 +222,8 @@ of_each_client = pytest.mark.parametrize("client_name", CLIENTS)
 async def pair(
     multiplexer: ClientMultiplexer, port: int, client_name: str, number: int = 0
 ) -> tuple[MultiplexedStream, MultiplexedStream]:
-    """Open the error stream of a connection, then its data stream, like the client; return (data,
-    error)."""
+    """Open the error stream and the data stream of a forwarded connection as the named client does;
+    return (data, error)."""
     error = await multiplexer.open(headers("error", port, str(number)))
     if CLIENTS[client_name].ends_error_at_once:
         await error.end()
@@ -232,7 +233,7 @@ async def pair(
 async def close_after_pod(
     client_name: str, data: MultiplexedStream, error: MultiplexedStream
 ) -> bytes:
-    """Read to the end of the pod's data and end the streams in the client's way; return the
+    """Read the pod's data to the end, then end the streams as the named client does; return the
     data."""
     received = b""
     while piece := await data.inbound.read():
@@ -285,14 +286,13 @@ async def test_a_connection_that_the_pod_half_closes_ends(
 async def test_many_half_closed_connections_leave_room_for_more(
     server: StreamingServer, client_name: str
 ) -> None:
-    """The test opens more connections than SESSION_LIMIT, and more than fit into the session's
-    table of streams."""
     pod = HalfOpen()
     async with (
         await asyncio.start_server(pod, "127.0.0.1", 0) as service,
         forwarding(server) as multiplexer,
     ):
         port = service.sockets[0].getsockname()[1]
+        # 300 connections exceed SESSION_LIMIT, and 600 the session's table of streams.
         rounds = 1 if CLIENTS[client_name].ends_error_at_once else 2
         for start in range(0, 300 * rounds, 300):
             if start:  # the table has 512 places, and each lingers for a second
@@ -308,8 +308,7 @@ async def test_many_half_closed_connections_leave_room_for_more(
 
 @pytest.mark.requirement("9.11")
 async def test_a_connection_that_the_client_half_closes_ends(server: StreamingServer) -> None:
-    """A half-closed connection ends although the pod does not close it: kubectl sends the same
-    frame when its local client has disconnected."""
+    """The connection ends although the server in the pod does not close it."""
     stopped = asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -326,6 +325,7 @@ async def test_a_connection_that_the_client_half_closes_ends(server: StreamingSe
             pairs = []
             for number in range(301):
                 data, error = await pair(multiplexer, port, "kubectl up to 1.31", number)
+                # kubectl sends the same frame when its local client has disconnected.
                 await data.end()
                 pairs.append((data, error))
             for data, error in pairs:
@@ -339,8 +339,8 @@ async def test_a_connection_that_the_client_half_closes_ends(server: StreamingSe
 async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """containerd truncates it after one second. Our server lets a direction that moves bytes
-    continue."""
+    """The server waits as long as bytes arrive; containerd truncates the answer after one
+    second."""
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.5)
     pieces = 12
 
@@ -366,8 +366,7 @@ async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
 async def test_endless_data_for_a_client_that_has_left_is_cut_off(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A local client of `kubectl port-forward` disconnects from an endless stream of events.
-    kubectl up to 1.31 reads nothing else until the data end, so the server cuts the data off."""
+    """The local client of `kubectl port-forward` has disconnected, but the pod still sends data."""
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_LIMIT_S", 0.3)
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.1)
     cut_off = asyncio.Event()
@@ -390,12 +389,13 @@ async def test_endless_data_for_a_client_that_has_left_is_cut_off(
         )
         await data.inbound.read()
         await data.end()
+        # kubectl up to 1.31 reads no other stream until the data end.
         assert await error.inbound.read() == b""
         await cut_off.wait()
 
 
 async def until(fact: Callable[[], bool]) -> None:
-    """Wait for a condition; the test's own timeout ends the wait."""
+    """Wait until `fact()` is true or the test times out."""
     while not fact():
         await asyncio.sleep(0.01)
 

@@ -1,5 +1,5 @@
-"""All parts together: Go's clients, the streaming server, a shim, and a process in a real
-container."""
+"""Tests exec, attach and port forwarding with Go's client, the server, a shim, and a process in a
+real container."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def node(module_server: Server) -> Iterator[Server]:
 
 
 class Client:
-    """Go's client, which runs in the server's network namespace."""
+    """Starts Go's client in the server's network namespace."""
 
     def __init__(self, program: Path, server: Server) -> None:
         self._program, self._server = program, server
@@ -168,10 +168,9 @@ def shell(node: Server, **changes: bool) -> str:
 def test_the_end_of_stdin_reaches_the_container(
     client: Client, node: Server, transport: str
 ) -> None:
-    """The test does what critest does: it writes to a shell, ends stdin, and reads the output to
-    its end."""
     container = shell(node, stdin_once=True)
     process = client.attach(container, stdin=True, more=TRANSPORTS[transport])
+    # as critest does: write to a shell, end stdin, read the output to its end
     assert process.communicate(b"echo hello\n", timeout=60) == (b"hello\n", b"")
     assert process.returncode == 0
     assert node.wait_exit(container).exit_code == 0
@@ -194,11 +193,10 @@ def test_a_client_can_leave_and_attach_again(client: Client, node: Server) -> No
 
 
 def test_all_attached_clients_get_the_same_output(client: Client, node: Server) -> None:
-    """The container prints ticks until each client has got one, which shows that the client is
-    attached."""
     script = "until [ -e /all ]; do echo tick; sleep 0.1; done; read x; echo to $x"
     container = node.launch(node.run_pod(), node.container_config(["sh", "-c", script], stdin=True))
     watchers = [client.attach(container) for _ in range(5)]
+    # A client that has got a tick is attached.
     for watcher in watchers:
         assert watcher.stdout is not None and watcher.stdout.readline() == b"tick\n"
     node.output(container, "touch", "/all")

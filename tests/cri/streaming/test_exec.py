@@ -1,4 +1,4 @@
-"""Exec with Go's own clients over every protocol that kubectl and crictl use."""
+"""Tests exec with Go's clients over each SPDY and WebSocket protocol of kubectl and crictl."""
 
 from __future__ import annotations
 
@@ -39,10 +39,9 @@ async def test_the_exit_code_is_reported(
     assert (await go(command, protocol=protocol)).exit_code == code
 
 
+# Not v1: Go's v1 client takes the end of the outputs or the text, whichever comes first.
 @pytest.mark.parametrize("protocol", SPDY[1:3])
 async def test_old_clients_get_the_status_as_text(go: GoExec, protocol: str) -> None:
-    """v1 is left out: for Go's v1 client the outcome is the end of the outputs or the text,
-    whichever comes first."""
     outcome = await go("exit 3", protocol=protocol)
     assert outcome.exit_code == FAILED
     assert b"exit code 3" in outcome.stderr
@@ -142,8 +141,8 @@ async def test_a_client_that_does_not_read_slows_the_process(
 async def test_a_process_that_does_not_read_stdin_slows_the_client(
     go: GoExec, backend: ProcessBackend, protocol: str
 ) -> None:
-    """The server makes the client wait. When the client is killed the process is killed too,
-    although no task reads the connection."""
+    """The server makes the client wait. When the client is killed, the server kills the process,
+    too, although no task reads the connection."""
     with open("/dev/zero", "rb") as zero:
         process = await go.start(
             "exec sleep 60", stdin=True, stdin_fd=zero.fileno(), protocol=protocol

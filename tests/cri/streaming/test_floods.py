@@ -1,8 +1,8 @@
-"""Clients that flood: other sessions get their turns meanwhile, and the server stores a bounded
-part of the flood.
+"""Tests clients that flood the server with frames: other sessions continue, the server stores a
+bounded part of the flood, and ended connections are freed.
 
 All sessions and kubelet's calls share one event loop. The tests count the frames that are handled
-in one of its turns, not the time that it takes.
+in one turn of the loop, not its duration.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tests.support.spdy import SpdyClient
 
 FLOOD_BYTES = 1 << 20
 FRAMES_OF_A_TURN = 1000
-STUCK = ExecSessionOptions(
+STUCK = ExecSessionOptions(  # sleep reads no stdin
     "c", ("/bin/sh", "-c", "exec sleep 1000"), stdin=True, stdout=True, stderr=True
 )
 
@@ -68,7 +68,7 @@ def empty_data() -> bytes:
 
 
 def tiny_data() -> bytes:
-    """Return data frames of one octet each, which the process does not read."""
+    """Return SPDY data frames of one octet each for stdin."""
     _, begin = spdy("error", "stdin", "stdout", "stderr")
     return begin + (frames.data_head(3, 1, False) + b"x") * (FLOOD_BYTES // 9)
 
@@ -86,7 +86,7 @@ def websocket_fragments() -> bytes:
 
 
 def websocket_messages() -> bytes:
-    """Return messages for a channel that does not exist."""
+    """Return WebSocket messages for a channel that does not exist."""
     return masked(0x82, b"\x07x") * (FLOOD_BYTES // 8)
 
 
@@ -128,7 +128,7 @@ class Turns:
 
 @pytest.fixture
 async def turns(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Turns]:
-    """Count the turns of the event loop in which SPDY and WebSocket frames are handled."""
+    """Count the SPDY and WebSocket frames that each turn of the event loop handles."""
     turns = Turns()
     monkeypatch.setattr(SpdyConnection, "_frame", turns.counting(SpdyConnection._frame))
     monkeypatch.setattr(Messages, "_take", turns.counting(Messages._take))
@@ -148,7 +148,7 @@ def opening(server: StreamingServer, flood: Callable[[], bytes]) -> bytes:
 async def send_flood(
     server: StreamingServer, flood: Callable[[], bytes], sent: asyncio.Event
 ) -> None:
-    """Send everything while reading the answers; keep the connection open afterwards."""
+    """Open a session, send the flood while reading the answers, and keep the connection open."""
     data = opening(server, flood) + flood()
     async with connection(server) as (reader, writer):
 
@@ -224,8 +224,8 @@ async def test_buffered_pieces_are_counted_with_their_overhead(
 
 @pytest.mark.parametrize("ended", ["as they open", "when all are open", "stdin last"])
 async def test_streams_open_and_end_in_any_order(server: StreamingServer, ended: str) -> None:
-    """The streams are half-closed from the start or not at all. The session begins with the last
-    stream, and its status arrives."""
+    """The session begins when its last stream is open, and the client gets the exit code, no matter
+    when it half-closes the streams."""
     options = ExecSessionOptions(
         "c", ("/bin/sh", "-c", "cat; exit 5"), stdin=True, stdout=True, stderr=True
     )

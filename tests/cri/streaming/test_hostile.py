@@ -1,5 +1,5 @@
-"""The server against clients that guess URLs, stall and disconnect: they get no session and leave
-nothing behind."""
+"""Tests the streaming server with clients that guess URLs, stall or disconnect: other sessions
+continue, and nothing is left of those clients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def connection(
 
 
 async def answer(server: StreamingServer, data: bytes) -> tuple[int, bytes]:
-    """Send one request; return status and body of the answer."""
+    """Send one request; return the status and the whole text of the response."""
     async with connection(server) as (reader, writer), asyncio.timeout(60):
         writer.write(data)
         head = await reader.readuntil(b"\r\n\r\n")
@@ -157,8 +157,7 @@ async def test_invalid_requests_are_refused(
 
 
 async def test_any_host_header_is_accepted(server: StreamingServer) -> None:
-    """kubelet forwards the Host header of its own client. The server therefore ignores the name and
-    checks the token."""
+    # kubelet forwards the Host header of its own client, so the server only checks the token.
     for host in ("10.1.2.3:10250", "node.example", "[::1]:10250"):
         path = path_of(server.url_for(SHELL))
         assert (await answer(server, request(path, *SPDY, host=host)))[0] == 101
@@ -206,8 +205,8 @@ async def test_a_slow_request_is_ended(
 async def test_connections_without_a_ticket_do_not_block_sessions(
     server: StreamingServer, go: GoExec, sent: bytes
 ) -> None:
-    """Any user of the machine may connect: at the limit the server closes the oldest connection
-    without a ticket."""
+    """Any user of the machine can connect. At the limit, the server closes the oldest connection
+    that has not sent a valid URL."""
     limit = server_module.UNOPENED_LIMIT
     async with contextlib.AsyncExitStack() as stack:
         idle = []
@@ -256,7 +255,7 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
 
 
 class SlowPods(ProcessBackend):
-    """A backend whose dials last until `open` is set."""
+    """A backend whose connections to ports of pods are made only when `open` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +279,8 @@ class SlowPods(ProcessBackend):
 async def forward_many(
     server: StreamingServer, stack: contextlib.AsyncExitStack, count: int, pod: str = "pod"
 ) -> list[MultiplexedStream]:
-    """Open a session with `count` connections into `pod`; return their error streams."""
+    """Open a port-forward session with `count` connections into `pod`; return their error
+    streams."""
     url = server.url_for(PortForwardOptions(pod))
     multiplexer = await stack.enter_async_context(connect(url, "portforward.k8s.io"))
     errors = []
@@ -343,8 +343,8 @@ class ClosedPorts(SlowPods):
 
 
 async def test_a_client_that_resets_while_a_port_is_refused_leaves_no_connection() -> None:
-    """A WebSocket forwards two ports. The client resets it while the pod refuses one of them: the
-    connection to the other, silent port is closed, too."""
+    """When a client that forwards two ports over one WebSocket resets it while the pod refuses one
+    port, the server closes the connection to the other port, too."""
     backend = ClosedPorts()
     server = StreamingServer(backend)
     await server.start()

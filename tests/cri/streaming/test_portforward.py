@@ -1,5 +1,5 @@
-"""Port forwarding with Go's client, over SPDY and over SPDY in a WebSocket, to TCP servers of this
-machine."""
+"""Tests port forwarding with Go's client, over SPDY and over SPDY in a WebSocket, to TCP servers of
+this machine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
 
 @contextlib.asynccontextmanager
 async def service(handler: Handler) -> AsyncIterator[int]:
-    """Start a TCP server; yield its port."""
+    """Run a TCP server for the `with` block; yield its port."""
     server = await asyncio.start_server(handler, "127.0.0.1", 0)
     async with server:
         yield server.sockets[0].getsockname()[1]
@@ -35,8 +35,7 @@ async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> No
 
 
 async def digest(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A server that sends the digest of all received data once the client has half-closed the
-    connection."""
+    """Send the digest of all received data once the client has half-closed the connection."""
     writer.write(hashlib.sha256(await reader.read()).hexdigest().encode())
     await writer.drain()
     writer.close()
@@ -112,11 +111,11 @@ async def test_many_connections_are_forwarded_at_once(
 async def test_a_closed_port_ends_its_connection(
     goclient: Path, server: StreamingServer, transport: str
 ) -> None:
-    """Go's client then closes its other connections, too (client-go, "lost connection to pod")."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # not listening
         closed = taken.getsockname()[1]
         async with forwarded(goclient, server, transport, closed) as (local,), asyncio.timeout(60):
+            # Go's client then closes its other connections, too ("lost connection to pod").
             with contextlib.suppress(ConnectionError):
                 assert await ask(local, b"anybody?") == b""
 

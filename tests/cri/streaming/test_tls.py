@@ -1,4 +1,4 @@
-"""The streaming server behind TLS: sessions, client certificates, and clients without TLS."""
+"""Tests the streaming server with TLS: sessions, certificates, and clients without TLS."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 async def listening(
     authority: Authority, backend: ProcessBackend
 ) -> AsyncIterator[StreamingServer]:
-    """Listen with TLS; assert at the end that no task or connection is left."""
+    """Provide a server that listens with TLS; assert after the test that no task or session is
+    left."""
     before = asyncio.all_tasks()
     folder = authority.folder
     server = StreamingServer(

@@ -1,4 +1,4 @@
-"""The forms of WebSocket sessions that browsers and older clients use, and Go's client does not."""
+"""Tests WebSocket sessions as browsers and older clients, but not Go's client, open them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def open_websocket(url: str, *subprotocols: str, **options: Any) -> connect:
 
 
 async def receive_all(client: ClientConnection) -> list[bytes]:
-    """Return all messages until the server closes normally."""
+    """Return all messages that arrive until the server closes the connection normally."""
     messages = []
     with pytest.raises(ConnectionClosedOK):
         while True:
@@ -72,8 +72,8 @@ async def test_a_base64_session_is_encoded(server: StreamingServer) -> None:
 
 @pytest.mark.parametrize("origin", ["http://localhost/", "https://dashboard.example", "null"])
 async def test_any_origin_is_accepted(server: StreamingServer, origin: str) -> None:
-    """Origin and Host need not agree: the API server passes on its client's Origin, and kubelet its
-    own client's Host."""
+    """Origin and Host need not agree: the API server forwards the Origin of the user's client,
+    kubelet the Host that the API server sent."""
     client = open_websocket(server.url_for(SHELL), "v4.channel.k8s.io", origin=origin)
     async with client as session, asyncio.timeout(10):
         await session.send(b"\x00this\n")
@@ -81,7 +81,7 @@ async def test_any_origin_is_accepted(server: StreamingServer, origin: str) -> N
 
 
 async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) -> None:
-    """A foreign page cannot open a session, because it cannot know the URL."""
+    """A page of another site cannot open a session, because it cannot know the token."""
     own = "http://{}:{}".format(*address_of(server))
     url = server.url_for(SHELL)
     with pytest.raises(InvalidStatus) as refused:
