@@ -1,5 +1,5 @@
-"""Registries that fail, lie or attack: each pull ends as documented, lists nothing, and shows no
-secret."""
+"""Tests pulls from registries that fail, send wrong answers or attack: a refused pull adds no
+image and reveals no secret."""
 
 from __future__ import annotations
 
@@ -42,8 +42,7 @@ PASSWORD = "s3cret-w0rd"
 
 @asynccontextmanager
 async def serve(tmp_path: Path, no_progress_timeout_s: float) -> AsyncIterator[ImageService]:
-    """Provides an image service whose pulls and pushes fail after `no_progress_timeout_s` without
-    progress."""
+    """Provide an image service whose pulls and pushes fail after this time without progress."""
     service = ImageService(
         tmp_path / "images",
         [tmp_path / "certs.d"],
@@ -56,7 +55,7 @@ async def serve(tmp_path: Path, no_progress_timeout_s: float) -> AsyncIterator[I
 
 
 async def refused(service: ImageService, name: str, auth: Auth | None = None) -> Error:
-    """Returns the error of a pull, which must fail within a minute and list no image."""
+    """Pull an image; assert that this fails within a minute and adds no image. Return the error."""
     started = time.monotonic()
     with pytest.raises(Error) as caught:
         await service.pull(name, auth)
@@ -259,7 +258,7 @@ async def test_a_stalled_registry_fails_the_pull(
 
 
 async def check_stall(tmp_path: Path, registry: Registry, timeout_s: float) -> None:
-    """Asserts that a pull fails because it makes no progress, and leaves nothing."""
+    """Assert that a pull fails for lack of progress and leaves no files in the store."""
     async with serve(tmp_path, timeout_s) as service:
         error = await refused(service, f"{registry.host}/app:v1")
     assert isinstance(error, DeadlineExceeded)
@@ -295,7 +294,7 @@ async def test_a_stalled_registry_fails_the_push(
 async def test_a_slow_blob_stalls_regardless_of_its_decoded_size(
     tmp_path: Path, registry: Registry
 ) -> None:
-    """Decoded bytes do not count as progress: 130 bytes of zstd become 4 MiB of zeros."""
+    # if decoded bytes were progress, 130 bytes of zstd would count as 4 MiB
     built = image([layer({"zeros": bytes(256 << 20)})], {"Cmd": ["/zeros"]})
     registry.push("app:v1", built, compress="zstd")
     registry.faults.append(Fault("/blobs/", byte_delay_s=0.004))  # less than 250 bytes a second
@@ -323,7 +322,7 @@ async def test_a_stalled_pull_does_not_delay_another_pull(
 async def test_a_push_asks_the_storage_to_which_the_registry_redirects(
     tmp_path: Path, registry: Registry, service: ImageService, status: int
 ) -> None:
-    """Registries with S3 as storage answer HEAD of a blob with 307. The storage gets no secret."""
+    """The storage gets no secret."""
     registry.push("app:v1", make())
     await service.pull(f"{registry.host}/app:v1")
     with (
@@ -331,6 +330,7 @@ async def test_a_push_asks_the_storage_to_which_the_registry_redirects(
         Registry(tmp_path / "b") as storage,
     ):
         storage.fault("/stored", status=status)
+        # as registries with S3 as storage answer
         front.fault(
             "HEAD /v2/copy/blobs/", status=307, headers={"Location": f"{storage.url}/stored"}
         )
@@ -396,8 +396,8 @@ AUTHS = {
 async def test_a_redirect_target_cannot_obtain_the_secret(
     tmp_path: Path, service: ImageService, challenge: str, auth: Auth, what: str, detour: bool
 ) -> None:
-    """The redirects lead to a host that demands a login: directly, or through the registry
-    again."""
+    """When redirects lead from the registry to another host that demands a login, the pull fails
+    and that host gets no secret."""
     with Registry(tmp_path / "front") as front, Registry(tmp_path / "thief") as thief:
         front.push("app:v1", make())
         thief.fault("/token", status=200, body=b'{"token": "t"}')
@@ -437,8 +437,8 @@ DISTANT, LINK = "198.51.100.1", "169.254.169.254"
 
 @contextlib.contextmanager
 def network_with_a_distance() -> Iterator[None]:
-    """Runs the block in a network namespace with loopback and the addresses LINK and DISTANT;
-    DISTANT does not look local."""
+    """Run a `with` block in a network namespace that has loopback and the addresses LINK
+    (link-local) and DISTANT (like that of another machine)."""
     with closing_fd(open_new_namespace()) as namespace, netns.entered(namespace):
         for arguments in (
             "link set lo up",
@@ -462,14 +462,15 @@ def network_with_a_distance() -> Iterator[None]:
 async def test_a_distant_registry_cannot_redirect_to_this_machine(
     tmp_path: Path, target: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A registry on another machine redirects to this machine or to a link-local address: not one
-    byte is sent there. The test's registry is on this machine, under another of its addresses."""
+    """When a registry on another machine redirects to this machine or to a link-local address, not
+    one byte is sent there."""
     # urllib3 tests once, when it is imported, whether ::1 exists. The host may lack it, but not the
     # network of this test.
     monkeypatch.setattr("urllib3.util.connection.HAS_IPV6", True)
     with (
         network_with_a_distance(),
         Registry(tmp_path / "home", address="0.0.0.0") as home,
+        # on this machine, but by its address it could be elsewhere
         Registry(tmp_path / "distant", address=DISTANT) as distant,
         contextlib.ExitStack() as listening,
     ):
@@ -653,8 +654,8 @@ async def test_a_manifest_with_a_repeated_key_is_refused(
 
 
 async def test_nested_indexes_have_a_limit(registry: Registry, service: ImageService) -> None:
-    """Two levels are accepted, more than four are not. An index cannot contain itself, because it
-    would need its own digest."""
+    """An image below three levels of indexes is pulled; one below five is refused."""
+    # An index cannot contain itself, because it would need its own digest.
     built = make()
     platform = {"os": "linux", "architecture": types.host_platform().architecture}
     data, blobs = manifest_of(built)
@@ -729,7 +730,8 @@ async def test_the_user_is_a_number_or_a_name_and_never_root_by_mistake(
 async def test_content_of_another_digest_is_refused(
     registry: Registry, service: ImageService
 ) -> None:
-    """The registry answers the request for one digest with another manifest."""
+    """When a registry answers with a manifest of another digest than the requested one, the pull
+    fails."""
     registry.push("app:v1", make(1))
     digest = f"sha256:{hashlib.sha256(b'wanted').hexdigest()}"
     registry.manifests["app", digest] = registry.manifests["app", "v1"]
@@ -807,9 +809,9 @@ async def test_wrong_replies_to_range_requests_fail_the_pull(
     tmp_path: Path,
     answer: Fault,
 ) -> None:
-    """The download of a blob breaks off. Each reply to the request for the rest has a wrong
-    status, Content-Range, Content-Length or Retry-After. The pull fails with an error that names
-    the registry and no Python exception, and the store has no new content."""
+    """When the download of a blob breaks off and the registry answers the request for the rest with
+    a wrong status or header, the error names the registry and no Python exception, and the store
+    has no new content."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")
@@ -825,8 +827,9 @@ async def test_wrong_replies_to_range_requests_fail_the_pull(
 async def test_a_download_that_always_starts_again_fails(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each answer ignores the range and breaks off, sooner or later than the one before. The number
-    of requests is bounded, because bytes that were received before are no progress."""
+    """When each answer begins with the first byte and breaks off, the pull fails after fewer than
+    15 requests."""
+    # bytes that were received before are no progress
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=1_500_000)
     registry.push("app:v1", built, compress="")

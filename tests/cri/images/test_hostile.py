@@ -1,9 +1,5 @@
-"""Layers that try to break out: only the layer's own folder changes, and nothing crashes or hangs.
-
-Each case is unpacked beside a canary: a folder with files, links and a device that must look the
-same afterwards. Cases are either refused (BadLayer, with a reason) or contained; which of the two
-is part of the promise.
-"""
+"""Tests layers that try to write outside their own folder: each is refused with a reason, or
+unpacked without any change outside the folder."""
 
 from __future__ import annotations
 
@@ -46,7 +42,8 @@ def xattr(name: str, value: str = "y") -> LayerFile:
 
 
 class Jail:
-    """A layer's folder with a canary beside it and above it."""
+    """A layer's folder, and a canary beside and above it: a folder with files, links and a device
+    that must stay unchanged."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -62,8 +59,8 @@ class Jail:
         self._before = self._outside()
 
     def unpack(self, blob: bytes) -> Path:
-        """Returns the layer's files. Raises the error of unpacking; fails if anything outside
-        changed or if it took long."""
+        """Unpack a layer; return the folder of its files. Assert that this takes less than 30 s and
+        changes nothing outside the layer's folder."""
         started = time.monotonic()
         try:
             unpack_bytes(blob, self.layer, UnpackLimits(size_bytes=64 << 20, entries=50_000))
@@ -296,7 +293,8 @@ def test_hostile_layers_are_contained(jail: Jail, case: str) -> None:
 
 
 def test_overlayfs_attributes_of_a_layer_are_dropped(jail: Jail) -> None:
-    """`trusted.*` and `*.overlay.*` are dropped, security.capability and user.* stay."""
+    """Attributes trusted.*, *.overlay.*, security.selinux and security.ima are dropped; other
+    user.* and security.capability stay."""
     orders = [
         "trusted.overlay.opaque",
         "trusted.overlay.redirect",
@@ -330,7 +328,7 @@ def header(
     mtime: bytes = b"00000000000\0", magic: bytes = b"ustar\x0000",
     devices: bytes = b"0000000\x000000000\0", rest: bytes = b"", checksum: bytes | None = None,
 ) -> bytes:  # fmt: skip
-    """Returns a header of these raw fields, with the right checksum unless `checksum` is set."""
+    """Return a tar header of these raw fields, with the right checksum unless `checksum` is set."""
     block = bytearray(
         name.ljust(100, b"\0")
         + mode

@@ -1,4 +1,4 @@
-"""Random hostile layers; test_hostile.py has the ones written by hand."""
+"""Tests that random layers change nothing outside their own folder when they are unpacked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ __all__ = ["nothing_was_left_on_the_host", "shared_jail"]
 
 
 def attempt(jail: Jail, blob: bytes) -> None:
-    """Unpacks a layer: it succeeds or raises one of the project's errors, and the jail holds either
-    way."""
+    """Unpack a layer. Assert that nothing outside its folder changes, whether this succeeds or
+    raises one of the project's errors."""
     try:
         jail.unpack(blob)
     except (BadLayer, ResourceExhausted, KernelError):

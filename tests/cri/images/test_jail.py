@@ -1,4 +1,4 @@
-"""The processes that decode and unpack can do their work and nothing else."""
+"""Tests that an attacker in the process that decodes or unpacks a layer cannot reach the host."""
 
 from __future__ import annotations
 
@@ -60,8 +60,7 @@ async def test_all_attempts_of_a_compromised_unpacker_fail(tmp_path: Path, landl
 
 
 async def test_all_attempts_of_a_compromised_decoder_fail(tmp_path: Path) -> None:
-    """The decoder can use only its open descriptors, and an attacker can change only the decoded
-    bytes."""
+    """An attacker in the process that decompresses a layer can change nothing but its output."""
     folder, canary = tmp_path / "layer", tmp_path / "canary"
     folder.mkdir()
     canary.write_text("unharmed")
@@ -102,9 +101,9 @@ async def test_all_attempts_of_a_compromised_decoder_fail(tmp_path: Path) -> Non
     "what", ["a link for the tree", "a link for the record", "a pipe", "a folder"]
 )
 def test_files_of_a_compromised_unpacker_are_not_trusted(tmp_path: Path, what: str) -> None:
-    """A compromised unpacker can only make files in its folder. The server, which has all rights,
-    then opens them by name: it must not take the host's folder for the layer's tree, change owners
-    there, or wait for a pipe."""
+    """When a compromised unpacker leaves a link, a pipe or a folder in place of its tree or record,
+    the privileged server must not follow the link, change files of the host, or wait for the pipe.
+    """
     layers = Layers(tmp_path)
     layers.prepare()
     host = tmp_path / "host"

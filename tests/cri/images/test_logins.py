@@ -1,4 +1,4 @@
-"""Token servers as real registries run them, and hosts that limit requests."""
+"""Tests token servers of registries, and the Retry-After of hosts that limit requests."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SECRET = Auth("user", "password")
 
 @pytest.fixture
 def secure(tmp_path: Path, certificates: tuple[Path, Path]) -> Iterator[Registry]:
-    """Starts a registry on https that demands a token; `anonymous` is one of its tokens."""
+    """Start a registry on https that demands a token and accepts the token `anonymous`."""
     with Registry(
         tmp_path / "secure", tls=certificates, auth=("bearer", "user", "password")
     ) as running:
@@ -35,7 +35,7 @@ def secure(tmp_path: Path, certificates: tuple[Path, Path]) -> Iterator[Registry
 
 @pytest.fixture
 def tokens(tmp_path: Path, secure: Registry) -> Iterator[Registry]:
-    """Starts a token server on http for the registry."""
+    """Start a token server on http for the registry `secure`."""
     with Registry(tmp_path / "tokens") as running:
         secure.realm = f"{running.url}/token"
         yield running
@@ -44,8 +44,9 @@ def tokens(tmp_path: Path, secure: Registry) -> Iterator[Registry]:
 async def test_a_token_server_on_http_gets_no_secret(
     secure: Registry, tokens: Registry, service: ImageService
 ) -> None:
-    """Anonymous tokens from http are accepted, because no secret can be lost (small GitLab and
-    Harbor installations use http)."""
+    """A pull without a login accepts a token from an http server. A pull with a login fails and
+    sends that server no request."""
+    # small GitLab and Harbor installations use http
     tokens.fault("/token", status=200, body=TOKEN)
     await service.pull(f"{secure.host}/app:v1")
     count = len(tokens.requests)
@@ -59,7 +60,7 @@ async def test_a_token_server_on_http_gets_no_secret(
 async def test_a_redirect_within_the_token_server_is_followed(
     tmp_path: Path, secure: Registry, service: ImageService, status: int, auth: Auth
 ) -> None:
-    """Harbor and Nexus behind a proxy redirect /service/token to /service/token/."""
+    # Harbor and Nexus behind a proxy redirect /service/token to /service/token/.
     is_get = auth.identity_token == "" or status < 307
     secure.realm = f"{secure.url}/service/token"
     secure.fault(
@@ -87,8 +88,8 @@ async def test_a_redirect_of_the_token_server_to_another_host_is_refused(
 async def test_a_retry_after_beyond_the_bound_fails_at_once(
     secure: Registry, service: ImageService, value: str, what: str
 ) -> None:
-    """kubelet repeats the call by itself. GitLab sends seconds, proxies send dates, Docker Hub
-    sends the time of the limit's end."""
+    """When a host answers 429 and asks for a delay of an hour, the pull fails without a retry."""
+    # kubelet repeats the call. GitLab sends seconds, proxies a date, Docker Hub its limit's end.
     end = time.time() + 3600
     header = {"date": formatdate(end, usegmt=True), "epoch": str(int(end))}.get(value, value)
     secure.fault(what, status=429, headers={"Retry-After": header})

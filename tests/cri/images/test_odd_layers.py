@@ -1,4 +1,4 @@
-"""Unusual layers of real builders are accepted by both stores."""
+"""Tests that unusual layers of real builders can be unpacked and mounted (EROFS)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Take = Callable[[bytes], None]
 
 @pytest.fixture(params=["unpacked", "mounted"])
 def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
-    """Takes a layer into a store of this kind. Raises the store's error."""
+    """Return a function that unpacks a layer's tar, or that writes its EROFS index."""
     numbers = itertools.count()
 
     def run(tar: bytes) -> None:
@@ -47,9 +47,7 @@ def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
 def test_names_of_real_layers_need_fewer_steps_than_the_limit(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """/lib is a link to /usr/lib, jars lie in undescribed folders, node_modules are nested. Such
-    names need less than a quarter of the steps that the limit allows per entry, and few of those
-    that it allows per layer."""
+    """The walk along the names takes less than a quarter of the steps that the limit allows."""
     monkeypatch.setattr(
         walk_budget.WalkBudget.__init__, "__defaults__", (200, walk_budget.STEPS_PER_ENTRY // 4, 0)
     )
@@ -57,6 +55,7 @@ def test_names_of_real_layers_need_fewer_steps_than_the_limit(
         raw_tar(
             ("usr/lib/x86_64-linux-gnu", directory()),
             ("lib", symlink("usr/lib")),
+            # through a link; below folders without entries; nested deep
             *((f"lib/x86_64-linux-gnu/lib{n}.so", LayerFile()) for n in range(300)),
             *(
                 (f"app/classes/com/company/part{n // 9}/impl/C{n}.class", LayerFile())
@@ -76,7 +75,7 @@ def whole(*members: tuple[str, LayerFile]) -> bytes:
 
 
 def without_end(*members: tuple[str, LayerFile]) -> bytes:
-    """Returns the tar without zero blocks at the end."""
+    """Return a tar of these members that ends without zero blocks."""
     data = raw_tar(*members)
     while data.endswith(bytes(512)):
         data = data[:-512]
@@ -206,7 +205,7 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_odd_layers_are_accepted(tmp_path: Path, kind: str) -> None:
-    """Both stores show the same files."""
+    """The layer has the expected files, unpacked and mounted."""
     tar, expected = LAYERS[kind]
     outcome, files = same(tar, tmp_path)
     assert outcome == "files" and isinstance(files, dict)
@@ -214,8 +213,7 @@ def test_odd_layers_are_accepted(tmp_path: Path, kind: str) -> None:
 
 
 def test_a_hard_link_into_a_lower_layer_is_refused_by_its_name(take: Take) -> None:
-    """containerd refuses such a layer as well, because its unpacker links inside the layer's own
-    folder: a layer must contain the file itself."""
+    # containerd refuses such a layer, too: its unpacker links inside the layer's own folder.
     with pytest.raises(
         BadLayer, match="'a': a hard link to 'bin/sh', which the layer does not have"
     ):
@@ -223,13 +221,13 @@ def test_a_hard_link_into_a_lower_layer_is_refused_by_its_name(take: Take) -> No
 
 
 def members_of_estargz(tar: bytes) -> bytes:
-    """Returns gzip members one after the other, with an empty gzip member as footer."""
+    """Return the tar as several gzip members, of which the last is empty, like an eStargz layer."""
     return b"".join(gzip.compress(part) for part in (tar[:512], tar[512:1024], tar[1024:], b""))
 
 
 def frames_of_zstd_chunked(tar: bytes) -> bytes:
-    """Returns zstd frames, and a table of contents in frames that decoders skip, like Buildah and
-    Podman write them."""
+    """Return the tar as zstd frames among frames that decoders skip, like Buildah and Podman."""
+    # stands for the table of contents
     skipped = b"\x50\x2a\x4d\x18" + (64).to_bytes(4, "little") + bytes(64)
     frames = [zstd.compress(tar[:1024]), zstd.compress(tar[1024:])]
     return b"".join((frames[0], skipped, frames[1], skipped, skipped))

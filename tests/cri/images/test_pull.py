@@ -1,4 +1,5 @@
-"""Pulls over real HTTP and HTTPS: what becomes visible, mirrors, logins, sharing, cancelling."""
+"""Tests pulls over HTTP and HTTPS: stored content, platforms, mirrors, logins, proxies, shared
+layers, and pulls that are cancelled."""
 
 from __future__ import annotations
 
@@ -37,21 +38,21 @@ pytestmark = pytest.mark.usefixtures("each_store")
 
 
 def make(seed: int = 0, layers: int = 3, size: int = 200_000, **config: object) -> BuiltImage:
-    """Returns an image whose layers do not compress."""
+    """Return an image of random data: `layers` layers of `size` bytes each."""
     chance = random.Random(seed)
     tars = [layer({f"layer-{n}": chance.randbytes(size), "top": f"{n}"}) for n in range(layers)]
     return image(tars, {"Cmd": ["/layer-0"], **config})
 
 
 def hosts_toml(tmp_path: Path, domain: str, text: str) -> None:
-    """Writes certs.d/DOMAIN/hosts.toml."""
+    """Write `text` to the configuration of registry `domain`, certs.d/DOMAIN/hosts.toml."""
     folder = tmp_path / "certs.d" / domain
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "hosts.toml").write_text(text)
 
 
 def left_over(tmp_path: Path) -> set[str]:
-    """Returns the blobs, layers and temporary files in the store."""
+    """Return the names of all blobs, layers and temporary files in the store."""
     store = tmp_path / "images"
     return {
         n
@@ -123,7 +124,6 @@ async def test_an_image_is_found_by_each_of_its_names(
 async def test_the_layout_follows_the_image_specification(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The test checks the rules of the image specification for a layout, without our own code."""
     import hashlib
 
     digest = registry.push("app:v1", make())
@@ -209,9 +209,9 @@ async def test_the_image_of_an_index_for_this_machine_is_pulled(
 async def test_an_image_for_another_machine_is_pulled_with_a_warning(
     registry: Registry, service: ImageService, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
-    """The user chose the image: binfmt_misc runs it, or only its configuration is wrong, as in
-    influxdb's arm64/v8 (official-images 16859), Cilium 1.17's arm64 (AgentBaker 8815), dotnet's arm
-    (dotnet-docker 454)."""
+    # The user chose the image: binfmt_misc runs it, or only its configuration is wrong, as in
+    # influxdb's arm64/v8 (official-images 16859), Cilium 1.17's arm64 (AgentBaker 8815), dotnet's
+    # arm (dotnet-docker 454).
     foreign = image([layer({"top": "a"})], architecture="arm", variant="v6")
     name, digest = f"{registry.host}/app:v1", registry.push("app:v1", foreign)
     if where == "by its digest":
@@ -239,8 +239,8 @@ async def test_an_image_for_another_operating_system_is_refused(
 async def test_the_best_variant_is_pulled_and_found_again(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A later version, or another processor, would choose a variant that is not stored. The stored
-    variant is found nevertheless."""
+    """After the processor changes, the stored variant is still listed, although a new pull chooses
+    another one."""
     choices = {
         ("linux", "amd64", ""): make(1),
         ("linux", "amd64", "v2"): make(2),
@@ -312,7 +312,7 @@ async def test_an_image_may_have_the_same_layer_twice(
 
 
 def paths_of(registry: Registry) -> list[str]:
-    """Returns the requests since the last call, without the repository `app`."""
+    """Return the requests to repository `app` since the last call, as "METHOD PATH"."""
     requests = [f"{r.method} {r.path.removeprefix('/v2/app/')}" for r in registry.requests]
     registry.requests.clear()
     return requests
@@ -323,7 +323,7 @@ def paths_of(registry: Registry) -> list[str]:
 async def test_a_pull_of_a_stored_image_fetches_only_the_configuration(
     registry: Registry, service: ImageService, kind: str, by: str
 ) -> None:
-    """Docker Hub counts each GET of a manifest, two for an index; a HEAD is free."""
+    # Docker Hub counts each GET of a manifest, two for an index; a HEAD is free.
     built = make()
     digest = (
         push_for_this_machine(registry, built)
@@ -443,10 +443,9 @@ async def test_a_head_request_is_authenticated(
 async def test_a_layer_in_another_compression_is_fetched_once(
     tmp_path: Path, registry: Registry, service: ImageService, each_store: str
 ) -> None:
-    """Three images share a layer: the first has it as gzip, the others as zstd. The zstd blob is
-    fetched for the second image, because only decoding shows that it is the stored layer. It is not
-    fetched for the third one, although the server was restarted. The stored layer is not
-    replaced."""
+    """When two other images have a stored gzip layer as zstd, the zstd blob is fetched once, even
+    if the server restarts, and the stored layer is not replaced."""
+    # only decoding the second image's blob shows that it is the stored layer
     common = layer({"common": random.Random(3).randbytes(100_000)})
     for repository, compress in (("first", "gzip"), ("second", "zstd"), ("third", "zstd")):
         registry.push(f"{repository}:v1", image([common], {"Cmd": [repository]}), compress=compress)
@@ -496,8 +495,8 @@ async def test_a_cancelled_pull_leaves_nothing(
 async def test_a_pull_continues_when_its_caller_disconnects(
     tmp_path: Path, registry: Registry, service: ImageService, turns: int
 ) -> None:
-    """The pull continues for a second caller, which comes 1 to 3 turns of the event loop after the
-    first one disconnected: kubelet repeats a call at once."""
+    """A second caller, which comes soon after the first one disconnected, gets the same pull."""
+    # kubelet repeats a call at once
     built = make(size=500_000)
     registry.push("app:v1", built)
     registry.fault("/blobs/", stall_at=100_000, times=1)
@@ -517,8 +516,7 @@ async def test_a_pull_continues_when_its_caller_disconnects(
 async def test_content_under_deletion_is_not_used_by_a_pull(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """A pull that begins while unused content of an earlier pull is deleted either finds it deleted
-    or keeps it."""
+    """A pull that begins while the store deletes an unused blob waits, then does not find it."""
     store = service._store
     digest = store.blobs.put(b"rubbish")
     deleting, go_on = threading.Event(), threading.Event()
@@ -562,8 +560,9 @@ async def test_a_cancelled_unpack_leaves_nothing(
 async def test_a_cancelled_unpack_waits_for_its_commit(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cancelled pull ends only after the commit. Otherwise the layer's folder would be deleted
-    while it is renamed into the store, and the next pull would use the emptied layer."""
+    """A pull that is cancelled while a layer is committed ends only after the commit."""
+    # Else the layer's folder would be deleted while it is renamed into the store, and the next pull
+    # would use the emptied layer.
     abort, _ = in_thread.__defaults__ or ()
     monkeypatch.setattr(in_thread, "__defaults__", (abort, 0.1))
     registry.push("app:v1", make())
@@ -601,8 +600,7 @@ async def test_layers_are_unpacked_in_jobs(
 async def test_a_job_gives_the_same_tree_as_a_thread(
     tmp_path: Path, registry: Registry, job_service: ImageService
 ) -> None:
-    """A job unpacks the same tree as a thread, although it may not make the layer's device nodes
-    itself."""
+    # a job may not make device nodes itself
     make_everything(tmp_path / "everything")
     pack = [
         "tar",
@@ -648,7 +646,7 @@ async def test_the_error_of_a_job_gives_the_reason(
 async def deceived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[ImageService]:
-    """Returns an image service whose decoders are compromised."""
+    """Provide an image service with decoders of taken_over.py."""
     monkeypatch.setenv(taken_over.LIE, request.param)
     async with with_jobs(tmp_path, "tests.cri.images.taken_over") as running:
         yield running
@@ -658,8 +656,8 @@ async def deceived(
 async def test_a_compromised_decoder_cannot_change_a_layer(
     tmp_path: Path, registry: Registry, deceived: ImageService
 ) -> None:
-    """CVE class: code execution in an inflate library. The layer is refused, so that no other image
-    gets content that the decoder invented."""
+    """CVE class: code execution in an inflate library. When a decoder returns other content than
+    the layer's, the pull fails and the store keeps nothing of it."""
     registry.push("app:v1", image([layer({"file": "right" * 1000})]))
     with pytest.raises(PeerError, match=r"the layer's content is|truncated|a layer job failed"):
         await deceived.pull(f"{registry.host}/app:v1")
@@ -702,8 +700,8 @@ async def test_short_names_are_pulled_from_docker_io_and_its_mirror(
 async def test_mirrors_are_tried_in_order(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The first mirror is down, the second does not have the image, the third may not resolve tags,
-    the fourth breaks off; the registry itself is last."""
+    """When a mirror is down, lacks the image, may not resolve tags or breaks off, the next one is
+    tried, and at last the registry itself."""
     built = make()
     registry.push("app:v1", built)
     with (
@@ -741,8 +739,8 @@ async def test_mirrors_are_tried_in_order(
 async def test_wrong_bytes_of_a_mirror_are_fetched_again_from_the_registry(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """A mirror sends wrong bytes and breaks off. The registry's bytes that follow do not match the
-    digest, so the blob is fetched from the beginning."""
+    """When a mirror sends wrong bytes and breaks off, the whole blob is at last fetched from the
+    registry."""
     built = make(layers=1)
     registry.push("app:v1", built, compress="")
     [tar] = built.layers
@@ -779,8 +777,8 @@ async def test_an_error_names_a_broken_hosts_toml(tmp_path: Path, service: Image
 async def test_a_host_of_the_default_file_gets_the_name_of_the_registry(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """With `server` in `_default` all pulls go to one host. The requests tell it the name of the
-    image's registry (`ns`)."""
+    """When certs.d/_default sends all pulls to one host, requests carry the name of the image's
+    registry as `ns`."""
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "_default", f'server = "{registry.url}"\n')
     await service.pull("Registry.example:443/app:v1")
@@ -953,7 +951,7 @@ async def test_a_mirror_gets_rewritten_names_and_the_administrators_login(
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
-    """Returns the paths of a certificate for 127.0.0.1 and its key."""
+    """Make a certificate for 127.0.0.1; return its path and that of its key."""
     folder = tmp_path_factory.mktemp("tls")
     command = [
         "req",
@@ -978,7 +976,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Pat
 async def test_a_private_ca_without_key_usage_is_accepted(
     tmp_path: Path, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The CA is accepted although Python from 3.13 on sets VERIFY_X509_STRICT, which refuses it."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(
@@ -995,6 +992,7 @@ async def test_a_private_ca_without_key_usage_is_accepted(
     )
     default = ssl.create_default_context
 
+    # Python's default from 3.13 on, which refuses such a CA
     def strict() -> ssl.SSLContext:
         context = default()
         context.verify_flags |= ssl.VERIFY_X509_STRICT
@@ -1038,7 +1036,7 @@ async def test_a_pull_over_https_checks_the_certificate(
 async def test_the_proxy_of_hosts_toml_is_used(
     tmp_path: Path, registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This proxy overrides the proxies of the environment, and NO_PROXY."""
+    """The proxy in hosts.toml overrides the environment's HTTP_PROXY and NO_PROXY."""
     registry.push("app:v1", make())
     text = f'server = "http://registry.example"\nproxy = "{registry.url}"\n'
     hosts_toml(tmp_path, "registry.example", text)
@@ -1065,8 +1063,9 @@ async def test_a_socks_proxy_resolves_the_name(
     monkeypatch: pytest.MonkeyPatch,
     login: tuple[str, str] | None,
 ) -> None:
-    """The proxy resolves names for socks5://, too, as in Go. The error names a proxy that demands
-    another login."""
+    """The proxy, not the server, resolves the registry's name for socks5:// and socks5h://. When
+    the login is wrong, the error names the proxy."""
+    # as in Go
     registry.push("app:v1", make())
     hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')
     host, _, port = registry.host.rpartition(":")
@@ -1092,8 +1091,7 @@ async def test_the_proxy_of_the_environment_is_used(
     monkeypatch: pytest.MonkeyPatch,
     bypass: bool,
 ) -> None:
-    """HTTP_PROXY gets requests for the whole URL; requests to hosts in NO_PROXY go directly to the
-    host."""
+    """HTTP_PROXY gets the requests, except those to hosts in NO_PROXY."""
     built = make()
     registry.push("app:v1", built)
     hosts_toml(tmp_path, "registry.example", 'server = "http://registry.example"\n')

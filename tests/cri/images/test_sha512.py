@@ -1,4 +1,4 @@
-"""Images with sha512 digests, for each part alone and for all together."""
+"""Tests images whose manifest, configuration, layers or diff ids have sha512 digests."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ PARTS = ("manifest", "config", "layers", "diff ids")
 
 
 def put(registry: Registry, *parts: str) -> tuple[str, str]:
-    """Pushes an image with these parts named by sha512; returns the digests of its configuration
-    and of its manifest."""
+    """Push an image whose `parts` have sha512 digests; return the digests of its configuration and
+    of its manifest."""
 
     def algorithm(part: str) -> str:
         return "sha512" if part in parts else "sha256"
@@ -63,8 +63,8 @@ def put(registry: Registry, *parts: str) -> tuple[str, str]:
 async def test_an_image_with_sha512_digests_can_be_used(
     tmp_path: Path, registry: Registry, parts: tuple[str, ...]
 ) -> None:
-    """The image is pulled by tag and by digest in separate processes, found after a restart by each
-    of its names, saved, loaded and removed."""
+    """The image is pulled by tag and by digest, found after a restart by each of its names and ids,
+    saved, removed and loaded."""
     identifier, digest = put(registry, *parts)
     name = f"{registry.host}/app"
     async with with_jobs(tmp_path) as service:
@@ -104,7 +104,7 @@ async def test_an_image_with_sha512_digests_can_be_used(
 async def test_content_with_another_digest_is_refused(
     tmp_path: Path, registry: Registry, service: ImageService, part: str
 ) -> None:
-    """The content has the right size, but not the right digest."""
+    """When a part of an image has the right size but another sha512 digest, the pull fails."""
     _, digest = put(registry, *PARTS)
     name = f"{registry.host}/app@{digest}"
     if part == "manifest":

@@ -1,4 +1,5 @@
-"""Pulls under a signature policy: which signatures count, and CRI's error for missing ones."""
+"""Tests pulls under a signature policy: which signatures are accepted, and the error of a refused
+pull."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[Any, bytes], bytes]]] = {
 
 
 class Signer:
-    """Signs as `cosign sign --key` does."""
+    """A key that signs images like `cosign sign --key`."""
 
     def __init__(self, kind: str = "ec") -> None:
         make_key, self._sign = KINDS[kind]
@@ -48,15 +49,17 @@ class Signer:
 
     @property
     def public(self) -> str:
-        """Return the public key in the form of a policy's `keyData`."""
+        """Return the public key in the form of `keyData` in a signature policy."""
         pem = self._key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
         return base64.b64encode(pem).decode()
 
     def layer(
         self, registry: Registry, digest: str, claimed: str = NAME, **changes: Any
     ) -> dict[str, Any]:
-        """Return a signature of `digest` as a layer. `changes` replace fields of the signed
-        part."""
+        """Sign the manifest `digest`; return the descriptor of the signature, for a list of layers.
+
+        `claimed`: the image name that is signed. `changes`: other signed fields to replace.
+        """
         critical = {
             "identity": {"docker-reference": claimed},
             "image": {"docker-manifest-digest": digest},
@@ -89,7 +92,7 @@ def attach(
 
 
 def demand(tmp_path: Path, service: ImageService, *requirements: dict[str, Any]) -> None:
-    """Write a policy that rejects every image that is not below registry.example."""
+    """Write a policy with these requirements for registry.example; it rejects all other images."""
     path = tmp_path / "policy.json"
     scopes = {"registry.example": list(requirements)}
     path.write_text(json.dumps({"default": [{"type": "reject"}], "transports": {"docker": scopes}}))
@@ -103,13 +106,13 @@ def signed(*signers: Signer, identity: str = "matchRepository") -> dict[str, Any
 
 @pytest.fixture
 def pushed(tmp_path: Path, registry: Registry) -> str:
-    """Pushes an image; returns its digest."""
+    """Push an image; return its digest."""
     hosts_toml(tmp_path, "registry.example", f'server = "{registry.url}"\n')
     return registry.push("team/app:v1", make(layers=1))
 
 
 async def refused(service: ImageService, tmp_path: Path, image: str = f"{NAME}:v1") -> str:
-    """Returns the reason of a refused pull; asserts that the store is empty."""
+    """Assert that a pull is refused and leaves the store empty; return the error message."""
     with pytest.raises(Error) as caught:
         await service.pull(image)
     assert caught.value.message.startswith(f"SignatureValidationFailed: pulling {image}: ")
@@ -236,9 +239,8 @@ async def test_an_unreadable_policy_rejects_all_images(
 async def test_a_changed_policy_applies_to_stored_images(
     tmp_path: Path, registry: Registry, service: ImageService, pushed: str
 ) -> None:
-    """An unsigned image is pulled while the policy accepts it; then the policy demands a signature.
-    Each further pull of the image is refused, by tag, by digest and under another tag, although its
-    content is stored."""
+    """When a policy begins to demand signatures, further pulls of a stored unsigned image are
+    refused: by its tag, by its digest and under another tag."""
     demand(tmp_path, service, {"type": "insecureAcceptAnything"})
     await service.pull(f"{NAME}:v1")
     demand(tmp_path, service, signed(Signer()))

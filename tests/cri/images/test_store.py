@@ -1,4 +1,4 @@
-"""Loading archives, removing images, and a store that is damaged, full, or was interrupted."""
+"""Tests loading archives, removing images, and stores that are damaged, full or in use."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def archive(tmp_path: Path, data: bytes) -> Path:
 
 
 async def reopened(tmp_path: Path, **options: object) -> ImageService:
-    """Returns the service after a restart."""
+    """Start another image service on the same store, as after a restart; return it."""
     again = ImageService(tmp_path / "images", jobs=LayerThreads(), **options)  # type: ignore[arg-type]
     await again.start()
     OPENED.append(again)
@@ -79,8 +79,8 @@ async def test_a_loaded_archive_keeps_its_names(
 
 
 def both(images: dict[str, BuiltImage]) -> bytes:
-    """Returns an archive like newer `docker save` writes: an OCI layout whose annotations have bare
-    tags, and manifest.json with the names."""
+    """Return an archive like those of newer `docker save`: an OCI layout that has only the tags,
+    and a manifest.json that has the full names."""
     import io
     import tarfile
 
@@ -292,7 +292,7 @@ async def test_five_concurrent_removals_of_a_missing_image_succeed(
 async def test_readers_see_the_images_before_or_after_a_change(
     tmp_path: Path, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While a thread adds an image, readers still see the images before the change."""
+    """While the catalog adds an image, a lookup finds only the images from before."""
     seen: list[Image | None] = []
     compute = Catalog._layers_size
 
@@ -315,11 +315,10 @@ async def test_readers_see_the_images_before_or_after_a_change(
 async def test_files_are_collected_while_another_thread_commits_a_file(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """The collection hashes each path in Python, where the interpreter may switch to the other
-    thread."""
     files = service._store.files
     committed = tmp_path / "committed"
 
+    # the collection hashes each path in Python, where the interpreter may switch threads
     class Switching(type(tmp_path)):  # type: ignore[misc]
         def __hash__(self) -> int:
             if len(files._sizes) == 1:
@@ -352,8 +351,8 @@ async def test_an_image_in_use_is_not_removed(tmp_path: Path, service: ImageServ
 async def test_an_image_of_a_container_that_is_being_created_is_not_removed(
     tmp_path: Path, service: ImageService
 ) -> None:
-    """The removal fails while CreateContainer uses the layers' paths, although the container is not
-    in the server's index yet."""
+    """The removal of an image fails while CreateContainer uses its layers."""
+    # the container is not in the server's index yet
     built = await loaded(tmp_path, service, "a:1")
     rootfs = await service.rootfs(built.id, "web-0")
     with pytest.raises(WrongState, match="in use by a container that is being created"):
@@ -455,7 +454,7 @@ async def test_a_damaged_index_is_repaired(
     tmp_path: Path, service: ImageService, which: tuple[str, ...], how: str
 ) -> None:
     """A damaged index is restored from its copy, with all names. If the copy is damaged, too, the
-    index is rebuilt from the blobs: the images have no names then."""
+    images stay, without names."""
     built = await loaded(tmp_path, service, "a:1")
     for name in which:
         path = tmp_path / "images" / name
@@ -507,7 +506,6 @@ async def test_only_the_damaged_image_is_dropped(
 async def test_a_file_that_the_disk_cannot_read_damages_one_image(
     tmp_path: Path, service: ImageService, each_store: str, what: str
 ) -> None:
-    """A loop of links stands for an unreadable sector: stat(2) and open(2) fail with ELOOP."""
     good, bad = make(1), make(2, layers=1)
     await service.load(archive(tmp_path, docker_archive({"good:1": good, "bad:1": bad})))
     store = tmp_path / "images"
@@ -523,7 +521,7 @@ async def test_a_file_that_the_disk_cannot_read_damages_one_image(
     }[what]
     path.parent.mkdir(exist_ok=True)
     path.unlink(missing_ok=True)
-    path.symlink_to(path)
+    path.symlink_to(path)  # stands for an unreadable sector: stat(2) and open(2) fail with ELOOP
     again = await reopened(tmp_path)
     assert good.id in [i.id for i in await again.list()]
     await again.load(tmp_path / "archive.tar")
@@ -609,7 +607,7 @@ async def test_random_damage_never_stops_the_service(tmp_path: Path, service: Im
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Mounts a file system of 6 MiB."""
+    """Mount a tmpfs of 6 MiB and 400 inodes; yield its folder."""
     folder = tmp_path / "images"
     folder.mkdir()
     subprocess.run(
@@ -628,8 +626,8 @@ async def test_images_outlive_a_start_on_a_full_disk(
     what: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The server can make no file on the disk: stored images stay as they are, and removing
-    works."""
+    """When the disk has no space or inodes left, a starting server keeps its images and can remove
+    them."""
     built = make(layers=1, size=1_000_000)
     registry.push("app:v1", built)
     service = ImageService(small_disk, store="auto", jobs=LayerThreads())

@@ -1,4 +1,5 @@
-"""Image mounts in the keeper: the next server uses those that match its files, and no others."""
+"""Tests image mounts that the keeper process stores: after a restart the server uses those that
+match its files, and no others."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ BUILT = make()
 
 
 class Node:
-    """A store of images and its keeper; services come and go."""
+    """A node with an image store and a keeper process, on which image services start and stop."""
 
     def __init__(self, root: Path, keeper: Keeper, registry: Registry) -> None:
         self.root, self.keeper, self._registry = root, keeper, registry
@@ -56,11 +57,11 @@ class Node:
 
     @property
     def stored(self) -> list[str]:
-        """Returns the names of the stored mounts."""
+        """Return the names of the mounts that the keeper stores."""
         return self.keeper.names()
 
     def descriptor(self, name: str) -> int:
-        """Returns a copy of the descriptor that the keeper stores under `name`."""
+        """Return a copy of the descriptor of the stored mount `name`."""
         entry = self.keeper.get(name)
         assert entry is not None
         (fd,) = entry.fds
@@ -72,8 +73,8 @@ class Node:
         assert await self.service.pull(f"{self._registry.host}/team/app:v1") == BUILT.id
 
     async def mounted(self) -> int:
-        """Returns the device number of the superblock that shows the image. No other superblock has
-        this number while the keeper holds it."""
+        """Mount the image if necessary; return the device number of its file system."""
+        # no other superblock has this number while the keeper holds the mount
         assert self.service is not None
         root = await self.service.rootfs(BUILT.id)
         assert root.mount is not None and texts(root, "top") == ["2"]
@@ -82,7 +83,7 @@ class Node:
 
 @pytest.fixture
 def keeper(tmp_path: Path) -> Iterator[Keeper]:
-    """Provides the client of a new keeper."""
+    """Provide the client of a new keeper process."""
     (tmp_path / "state").mkdir()
     client = ensure(tmp_path / "state")
     yield client
@@ -92,7 +93,7 @@ def keeper(tmp_path: Path) -> Iterator[Keeper]:
 
 @pytest.fixture
 async def node(tmp_path: Path, keeper: Keeper, registry: Registry) -> AsyncIterator[Node]:
-    """Returns a node whose store has a mounted image."""
+    """Provide a node with a pulled and mounted image."""
     started = Node(tmp_path / "images", keeper, registry)
     await started.restart()
     await started.pull()
@@ -110,7 +111,7 @@ async def test_the_next_service_uses_the_same_superblock(node: Node) -> None:
 
 
 async def test_a_stopped_service_leaves_no_mount_of_an_unused_image(node: Node) -> None:
-    """The keeper would not end while it stores a mount."""
+    # the keeper does not end while it stores a mount
     node.in_use = False
     await node.stop()
     assert node.stored == []
@@ -119,7 +120,7 @@ async def test_a_stopped_service_leaves_no_mount_of_an_unused_image(node: Node) 
 async def test_a_mount_in_systemds_store_moves_to_the_keeper(
     node: Node, manager: ServiceManager
 ) -> None:
-    """An earlier version, without a keeper, left the mount there."""
+    # an earlier version, without a keeper, left the mount there
     before, [name] = await node.mounted(), node.stored
     earlier_name = f"image-{'0' * 64}-{name.removeprefix('image/')}"
     fd = node.descriptor(name)
@@ -173,8 +174,8 @@ async def test_unpacking_an_image_removes_its_stored_mount(node: Node) -> None:
 
 
 async def test_a_stored_mount_of_a_removed_image_is_removed(node: Node, tmp_path: Path) -> None:
-    """A starting service removes stored mounts of images that it does not have: the server was
-    killed between removing the image and telling the keeper, or has another root directory."""
+    """A starting service removes stored mounts of images that its store does not have."""
+    # as after a kill between the image's removal and the keeper's, or with another root directory
     await node.stop()
     node.root = tmp_path / "other"
     await node.restart()
@@ -195,8 +196,8 @@ async def test_stored_descriptors_with_unknown_names_are_removed(node: Node) -> 
 
 @pytest.mark.parametrize("file", ["tars", "indexes"])
 async def test_a_stored_mount_of_a_replaced_file_is_not_used(node: Node, file: str) -> None:
-    """The file was replaced by a copy with the same content: the mount uses another inode than the
-    path."""
+    """When a tar or index is replaced by a copy of itself, a restarted service mounts the image
+    again."""
     await node.stop()
     path = next((node.root / file).iterdir())
     (node.root / "copy").write_bytes(path.read_bytes())

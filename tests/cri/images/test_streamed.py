@@ -1,5 +1,5 @@
-"""A layer is decompressed while its blob arrives; a failure has the same result as for a blob that
-is downloaded first."""
+"""Tests layers that are decompressed while their blob is downloaded: failures have the same result
+as if the download came first."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tests.support.zygotes import start_zygote
 
 @pytest.fixture(params=["threads", "jobs"])
 async def service(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[ImageService]:
-    """Returns an image service with mounted images."""
+    """Provide an image service that mounts images and decompresses layers in threads or jobs."""
     zygote = await start_zygote(JOB_MODULES) if request.param == "jobs" else None
     jobs = LayerJobs(zygote) if zygote else LayerThreads()
     image_service = ImageService(
@@ -88,8 +88,7 @@ async def test_an_interrupted_blob_gives_the_same_tar(
 async def test_a_blob_with_other_content_fails_with_a_wrong_digest(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The decoder fails before the digest is known; nevertheless the error reports the wrong
-    digest."""
+    """The error is about the digest, although the decoder fails before the digest is known."""
     built = image([layer({"file": os.urandom(3_000_000)})])
     registry.push("app:v1", built)
     blob = max((tmp_path / "registry/blobs").iterdir(), key=lambda path: path.stat().st_size)
@@ -102,8 +101,8 @@ async def test_a_blob_with_other_content_fails_with_a_wrong_digest(
 async def test_the_index_is_made_once(
     registry: Registry, service: ImageService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The EROFS index of an image with stored and new layers is built during the download, and not
-    again after it."""
+    """The EROFS index of an image is built once, during the download, even if some of its layers
+    are already stored."""
     calls: list[bool] = []
     make = service._store.maker._make_index
 
@@ -183,8 +182,9 @@ async def test_the_reader_gets_all_written_bytes() -> None:
 async def test_a_reader_that_ends_early_interrupts_the_download(
     error: Exception, raised: type[Exception]
 ) -> None:
-    """Wrong content only interrupts the download, because its error is reported from the complete
-    file. A full disk is reported at once."""
+    """When the reader finds wrong content, the download stops without this error; when the disk is
+    full, it stops with that error."""
+    # the error about wrong content comes later, from the complete file
 
     async def read(end: Receiver) -> None:
         raise error

@@ -1,5 +1,5 @@
-"""An image keeps its form (unpacked, or mounted) when the configuration changes to the other store,
-because containers use its files. Only `convert` changes the form."""
+"""Tests that an image stays unpacked or mounted when the configuration changes to the other form,
+and that only `convert` changes it."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_an_image_is_converted_without_a_download(
 async def test_an_image_in_use_is_not_converted(
     tmp_path: Path, registry: Registry, opened: list[ImageService], before: str, after: str
 ) -> None:
-    """A container uses the image, or is being created from it."""
+    """An image is not converted while a container uses it or is being created from it."""
     store, built, users = tmp_path / "images", make(), ["c1"]
     await pull_into(opened, store, registry, built, store=before)
     service = await serve(opened, store, store=after, in_use=lambda image_id: users)
@@ -152,7 +152,8 @@ async def test_an_image_stays_when_the_disk_has_no_space_for_its_conversion(
 async def test_each_image_of_the_same_layers_keeps_its_form(
     tmp_path: Path, opened: list[ImageService]
 ) -> None:
-    """The layers then exist in both forms, and the index records the form of each image."""
+    """When one of two images with the same layers is unpacked and the other mounted, both stay so
+    after restarts, and removing one keeps the other."""
     store, tars = tmp_path / "images", make().layers
     one, two = image(tars, {"Cmd": ["1"]}), image(tars, {"Cmd": ["2"]})
 
@@ -192,8 +193,9 @@ async def test_two_concurrent_conversions_succeed(
 async def test_an_index_without_forms_is_read(
     tmp_path: Path, registry: Registry, opened: list[ImageService]
 ) -> None:
-    """Other programs write an index without the images' forms (unpacked or mounted). The store
-    derives each form from the layers on the disk."""
+    """When index.json does not say whether an image is unpacked or mounted, the layers on the disk
+    decide."""
+    # other programs write such an index
     store, built = tmp_path / "images", make()
     await pull_into(opened, store, registry, built)
     for name in ("index.json", "names.json"):
@@ -213,8 +215,9 @@ async def test_auto_mounts_only_where_containers_share_a_mount(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """On Linux 6.12 each container would have its own mount, so new images are unpacked. Images
-    that are mounted already stay mounted."""
+    """With `store = "auto"`, where each container would have its own mount of an image, new images
+    are unpacked. Images that are mounted already stay mounted."""
+    # as on Linux 6.12
     caplog.set_level("INFO")
     store, built, more = tmp_path / "images", make(), make(seed=1)
     await pull_into(opened, store, registry, built)
@@ -232,7 +235,6 @@ async def test_auto_mounts_only_where_containers_share_a_mount(
 def test_the_log_gives_the_reason_for_unpacking(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """fsconfig(2) fails as on a kernel without EROFS, or with EROFS from block devices only."""
 
     def refuse(number: int) -> None:
         def open_image(image: object, mount: object) -> int:
@@ -241,6 +243,7 @@ def test_the_log_gives_the_reason_for_unpacking(
         monkeypatch.setattr(probe, "open_image", open_image)
 
     for number, words in (
+        # fsconfig(2)'s errors on such kernels
         (errno.ENODEV, "the kernel has no EROFS"),
         (errno.ENOTBLK, "only from block devices"),
         (errno.EIO, "fsconfig erofs: EIO"),

@@ -1,4 +1,4 @@
-"""Layers are unpacked as by GNU tar, and their whiteouts are readable by overlayfs."""
+"""Tests that layers are unpacked like GNU tar does, with whiteouts that overlayfs understands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ CAPABILITY = bytes.fromhex("0100000200040000000000000000000000000000")  # cap_ne
 
 
 def make_everything(root: Path) -> None:
-    """Makes a tree with each kind of file and each attribute that an image can have."""
+    """Make a folder with each kind of file and each attribute that an image can have."""
     root.mkdir()
     (root / "plain").write_bytes(random.Random(1).randbytes(100_001))
     (root / "empty").touch()
@@ -198,8 +198,7 @@ def test_parents_behind_links_are_found_inside_the_layer(unpacked: Unpack) -> No
 
 
 def raw_tar(*members: tuple[str, LayerFile]) -> bytes:
-    """Returns a tar of these members in this order, with unchanged names and without other
-    members."""
+    """Return a tar of exactly these (name, file) members, in this order and with these names."""
     import io
     import tarfile
 
@@ -221,7 +220,7 @@ def stack(tmp_path: Path) -> Iterator[Stack]:
 
 
 class Stack:
-    """Layers of an image unpacked and mounted with overlayfs, as the runtime does it."""
+    """An overlayfs mount of unpacked layers, like that of a container."""
 
     def __init__(self, folder: Path) -> None:
         self.layers = Layers(folder / "store")
@@ -232,7 +231,7 @@ class Stack:
         self._mounted = False
 
     def mount(self, tars: Sequence[bytes]) -> Path:
-        """Unpacks the layers, bottom first, and mounts them; returns the merged folder."""
+        """Unpack the layers (bottom first) and mount them; return the merged folder."""
         chain = chain_ids([digest_of(data) for data in tars])
         for number, data in enumerate(tars):
             unpack_bytes(data, Path(folder := self.layers.new_folder()))
@@ -289,8 +288,8 @@ def test_an_opaque_directory_hides_the_content_of_lower_layers(stack: Stack) -> 
 def test_a_layer_may_have_a_whiteout_and_a_file_of_the_same_name(
     stack: Stack, whiteout_first: bool, what: str
 ) -> None:
-    """The layer's own file stays, the lower one is hidden: a directory must not merge with the
-    lower one."""
+    """The layer's own file or directory stays, and hides that of the lower layer: two directories
+    do not merge."""
     new = {
         "directory": [("opt/old", directory()), ("opt/old/new", LayerFile(b"n"))],
         "implicit directory": [("opt/old/new", LayerFile(b"n"))],
@@ -332,9 +331,8 @@ def test_an_undescribed_directory_has_no_attributes_of_a_hidden_directory(stack:
 def test_many_layers_equal_tars_unpacked_by_gnu_tar_into_one_folder(
     stack: Stack, tmp_path: Path
 ) -> None:
-    """Without whiteouts, a stack of layers equals the tars unpacked one after the other."""
     chance = random.Random(5)
-    tars = []
+    tars = []  # without whiteouts
     for number in range(12):
         files: dict[str, LayerFile | bytes | str] = {}
         for _ in range(25):
@@ -368,8 +366,8 @@ def test_many_layers_equal_tars_unpacked_by_gnu_tar_into_one_folder(
 
 @pytest.mark.parametrize("compress", ["gzip", "zstd"])
 def test_a_decompression_bomb_is_stopped_at_the_limit(tmp_path: Path, compress: str) -> None:
-    """The limit counts decompressed bytes, whatever the size of the blob, and is checked before
-    they are written."""
+    """A layer with more decompressed bytes than the limit is refused, however small its blob."""
+    # the limit is checked before the bytes are written
     data = compressed(layer({"zeros": bytes(60 << 20), "more": bytes(60 << 20)}), compress)
     (tmp_path / "layer").mkdir()
     with pytest.raises(ResourceExhausted, match="unpacks to more than 67108864 bytes"):
@@ -380,7 +378,7 @@ def test_a_decompression_bomb_is_stopped_at_the_limit(tmp_path: Path, compress: 
 def test_layers_that_compress_well_are_accepted_and_stored_sparsely(
     tmp_path: Path, compress: str
 ) -> None:
-    """A preallocated file, or a lastlog, compresses to a thousandth."""
+    # such files compress to a thousandth
     size = 120 << 20
     tar = layer(
         {"preallocated": bytes(size), "var/log/lastlog": bytes(5000) + b"login" + bytes(300_000)}
@@ -438,7 +436,7 @@ def test_a_million_empty_members_are_refused_soon() -> None:
 
 
 def test_a_zstd_window_beyond_the_limit_is_refused(tmp_path: Path) -> None:
-    """The header of a frame may demand gigabytes of memory from its reader."""
+    # the header of a frame may demand gigabytes of memory from its reader
     compressor = zstd.ZstdCompressor(
         options={zstd.CompressionParameter.window_log: WINDOW_LOG_LIMIT + 1}
     )
