@@ -49,7 +49,7 @@ def facts_of(root: Path) -> dict[bytes, Facts]:
 
 
 def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
-    """Mount the layers. Return "files" and the image's files, or "refused" and None."""
+    """Mount the layers; return ("files", `facts_of` the mount), or ("refused", None)."""
     try:
         with mounted(folder, tars, LIMITS) as root:
             return "files", facts_of(root)
@@ -58,7 +58,7 @@ def outcome(tars: Sequence[bytes], folder: Path) -> tuple[str, object]:
 
 
 def unpacked(tar: bytes, folder: Path) -> tuple[str, object]:
-    """Unpack the layer. Return "files" and its files, or "refused" and None."""
+    """Unpack the layer; return ("files", `facts_of` its folder), or ("refused", None)."""
     folder.mkdir()
     try:
         unpack_bytes(tar, folder, LIMITS)

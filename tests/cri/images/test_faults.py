@@ -322,7 +322,7 @@ async def test_a_stalled_pull_does_not_delay_another_pull(
 async def test_a_push_asks_the_storage_to_which_the_registry_redirects(
     tmp_path: Path, registry: Registry, service: ImageService, status: int
 ) -> None:
-    """The storage gets no secret."""
+    """The push sends the storage no login."""
     registry.push("app:v1", make())
     await service.pull(f"{registry.host}/app:v1")
     with (

@@ -186,7 +186,7 @@ def test_the_total_of_special_headers_has_a_limit(tmp_path: Path) -> None:
 
 
 def test_replaced_entries_are_forgotten(tmp_path: Path) -> None:
-    """When a layer replaces a directory by a file, its former children do not count any more."""
+    """When a layer replaces a directory by a file, the directory's children are forgotten."""
     entries = [
         ("d/e/f", tarfile.REGTYPE, ""), ("d", tarfile.REGTYPE, ""),
         ("g/h/i", tarfile.REGTYPE, ""), ("g", tarfile.REGTYPE, ""), ("g/h", FOLDER, ""),

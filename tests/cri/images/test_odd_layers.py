@@ -47,7 +47,7 @@ def take(request: pytest.FixtureRequest, tmp_path: Path) -> Take:
 def test_names_of_real_layers_need_fewer_steps_than_the_limit(
     take: Take, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The walk along the names takes less than a quarter of the steps that the limit allows."""
+    """Resolving all paths of a layer takes less than a quarter of the permitted steps."""
     monkeypatch.setattr(
         walk_budget.WalkBudget.__init__, "__defaults__", (200, walk_budget.STEPS_PER_ENTRY // 4, 0)
     )
@@ -205,7 +205,7 @@ LAYERS: dict[str, tuple[bytes, set[str]]] = {
 
 @pytest.mark.parametrize("kind", LAYERS)
 def test_odd_layers_are_accepted(tmp_path: Path, kind: str) -> None:
-    """The layer has the expected files, unpacked and mounted."""
+    """The layer shows the expected files, whether it is unpacked or mounted."""
     tar, expected = LAYERS[kind]
     outcome, files = same(tar, tmp_path)
     assert outcome == "files" and isinstance(files, dict)

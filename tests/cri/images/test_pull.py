@@ -646,7 +646,7 @@ async def test_the_error_of_a_job_gives_the_reason(
 async def deceived(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> AsyncIterator[ImageService]:
-    """Provide an image service with decoders of taken_over.py."""
+    """Provide an image service whose decoders misbehave as in taken_over.py."""
     monkeypatch.setenv(taken_over.LIE, request.param)
     async with with_jobs(tmp_path, "tests.cri.images.taken_over") as running:
         yield running
@@ -656,8 +656,8 @@ async def deceived(
 async def test_a_compromised_decoder_cannot_change_a_layer(
     tmp_path: Path, registry: Registry, deceived: ImageService
 ) -> None:
-    """CVE class: code execution in an inflate library. When a decoder returns other content than
-    the layer's, the pull fails and the store keeps nothing of it."""
+    """CVE class: code execution in an inflate library. When a decoder changes, adds
+    or omits content, or dies, the pull fails and the store keeps nothing of the layer."""
     registry.push("app:v1", image([layer({"file": "right" * 1000})]))
     with pytest.raises(PeerError, match=r"the layer's content is|truncated|a layer job failed"):
         await deceived.pull(f"{registry.host}/app:v1")

@@ -64,7 +64,7 @@ async def test_an_image_with_sha512_digests_can_be_used(
     tmp_path: Path, registry: Registry, parts: tuple[str, ...]
 ) -> None:
     """The image is pulled by tag and by digest, found after a restart by each of its names and ids,
-    saved, removed and loaded."""
+    saved, removed and loaded again."""
     identifier, digest = put(registry, *parts)
     name = f"{registry.host}/app"
     async with with_jobs(tmp_path) as service:

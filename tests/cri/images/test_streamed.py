@@ -88,7 +88,7 @@ async def test_an_interrupted_blob_gives_the_same_tar(
 async def test_a_blob_with_other_content_fails_with_a_wrong_digest(
     tmp_path: Path, registry: Registry, service: ImageService
 ) -> None:
-    """The error is about the digest, although the decoder fails before the digest is known."""
+    """The error names the wrong digest, although decoding fails before the digest is known."""
     built = image([layer({"file": os.urandom(3_000_000)})])
     registry.push("app:v1", built)
     blob = max((tmp_path / "registry/blobs").iterdir(), key=lambda path: path.stat().st_size)
@@ -182,8 +182,8 @@ async def test_the_reader_gets_all_written_bytes() -> None:
 async def test_a_reader_that_ends_early_interrupts_the_download(
     error: Exception, raised: type[Exception]
 ) -> None:
-    """When the reader finds wrong content, the download stops without this error; when the disk is
-    full, it stops with that error."""
+    """When the reader finds wrong content, the download stops with Interrupted; when the disk is
+    full, with ResourceExhausted."""
     # the error about wrong content comes later, from the complete file
 
     async def read(end: Receiver) -> None:

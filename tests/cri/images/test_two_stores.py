@@ -215,8 +215,8 @@ async def test_auto_mounts_only_where_containers_share_a_mount(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """With `store = "auto"`, where each container would have its own mount of an image, new images
-    are unpacked. Images that are mounted already stay mounted."""
+    """With `store = "auto"`, new images are unpacked if each container would have its own mount of
+    an image. Images that are mounted already stay mounted."""
     # as on Linux 6.12
     caplog.set_level("INFO")
     store, built, more = tmp_path / "images", make(), make(seed=1)

@@ -1,4 +1,4 @@
-"""A running pull loses no content when the store's unused content is discarded."""
+"""Tests that a running pull loses no content when the store's unused content is discarded."""
 
 from __future__ import annotations
 
