@@ -1,1 +1,1 @@
-"""The server's network with the real kernel, the real zygote and plugins that fail."""
+"""Tests of pod networks with the real kernel, the real zygote and CNI plugins that fail."""

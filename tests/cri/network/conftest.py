@@ -1,4 +1,4 @@
-"""A network service on its own host; tests write their plugins into `bin`."""
+"""Fixtures: a throwaway host, and a network service on it whose CNI plugins are in `bin`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ ADD_ONLY = '[ "$CNI_COMMAND" = ADD ] || exit 0'
 
 @dataclass
 class Node:
-    """A network service and its folders. `restart` replaces the service like a restart of the
-    server."""
+    """A network service and its folders. `restart` replaces the service as a restart of the server
+    does."""
 
     folder: Path
     host: Host
@@ -90,14 +90,14 @@ class Node:
         }
 
     def plugin(self, name: str, script: str) -> Path:
-        """Write an executable of a foreign plugin; $LOG is a file that it may write to."""
+        """Write a CNI plugin as a shell script; what it writes to $LOG is read by `log`."""
         path = self.folder / "bin" / name
         path.write_text(f"#!/bin/sh\nLOG={self.folder}/log\n{script}\n")
         path.chmod(0o755)
         return path
 
     def name_of(self, pod: Pod) -> str:
-        """Return the name of the pod's network namespace while it is attached."""
+        """Return the path that names the network namespace of a pod while it is attached."""
         return str(self.folder / "netns" / pod.id)
 
     def names(self) -> set[str]:
@@ -113,11 +113,12 @@ class Node:
         return await self.network.attach(network, durable=durable)
 
     async def check(self, sandbox_id: str) -> None:
-        """Run CHECK of the pod's plugins, unless its configuration has none. Raises PeerError for
-        the first damage."""
+        """Run CHECK of the CNI plugins that attached the pod. Raises PeerError for the first damage
+        that one finds."""
         attachment, runner = await self.network._load(sandbox_id), self.network._plugins
         assert attachment is not None and attachment.result is not None
         network = attachment.network
+        # CNI has CHECK from 0.4.0 on, and `disableCheck` turns it off.
         if version.at_least(network.cni_version, "0.4.0") and not network.disable_check:
             call = runner._call("CHECK", attachment, attachment.netns_path)
             await runner._run_steps(call, runner._steps(attachment, attachment.result), network)

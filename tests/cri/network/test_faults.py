@@ -1,5 +1,5 @@
-"""After hundreds of faults in random order, one reconcile leaves nothing behind and keeps live pods
-intact."""
+"""Tests that after random faults of CNI plugins, zygote and server, `reconcile` leaves nothing of
+dead pods behind and keeps living ones intact."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ async def test_hundreds_of_faults_leave_nothing_behind(node: Node, seed: int) ->
 
 
 async def add(node: Node, living: dict[str, Pod], dice: random.Random, number: int) -> None:
-    """Attach a pod; the call may be cancelled halfway."""
+    """Attach a new pod, or cancel the call halfway. Add the pod to `living` if it is attached."""
     pod = node.host.pod(f"p{number}")
     task = asyncio.ensure_future(node.attach(pod, port_mappings=(PortMapping(8000 + number, 80),)))
     if dice.random() < 0.3:
@@ -86,7 +86,7 @@ async def add(node: Node, living: dict[str, Pod], dice: random.Random, number: i
 
 
 async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> None:
-    """Detach a pod, with or without its namespace; a failure is left to reconcile."""
+    """Detach a random pod of `living`, or try to, sometimes after its namespace has gone."""
     name = dice.choice(sorted(living))
     pod = living.pop(name)
     gone = dice.random() < 0.3
@@ -100,8 +100,8 @@ async def remove(node: Node, living: dict[str, Pod], dice: random.Random) -> Non
 
 
 async def test_a_second_server_on_the_same_network_keeps_its_pods(node: Node, host: Host) -> None:
-    """Both servers use one bridge, one folder of leases and one nftables table; each collects only
-    its own leftovers."""
+    """The servers share a bridge, a folder of leases and an nftables table; each removes remains of
+    its own pods only."""
     mine, theirs = host.pod("mine"), host.pod("theirs")
     await node.attach(mine, port_mappings=(PortMapping(8080, 80),))
     first_state = node.folder / "state"

@@ -1,4 +1,4 @@
-"""Foreign plugins before and after pyrunc's own, in place of them, and delegating to them."""
+"""Tests foreign CNI plugins that run before, after or instead of pyrunc's own, or call them."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ async def test_a_foreign_plugin_behind_ours_sees_the_result(node: Node) -> None:
 async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_and_del(
     node: Node,
 ) -> None:
-    """The first plugin stands for an add-on and returns that add-on's result. A later plugin, and
-    DEL of the first, record their input."""
+    # The plugins record their input of each command; the first returns the result of an add-on.
     keep = f'cat >"{node.folder}/$CNI_COMMAND.$1"; [ $CNI_COMMAND = ADD ] || exit 0'
     node.plugin("add-on", f"set -- first; {keep}; sed s:{NETNS}:$CNI_NETNS: {node.folder}/answer")
     handed = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"prevResult\"]))'"
@@ -71,9 +70,8 @@ async def test_every_add_ons_result_gives_addresses_and_reaches_later_plugins_an
 
 
 async def test_a_list_of_the_first_versions_runs_ours_and_foreign_plugins(node: Node) -> None:
-    """A list without cniVersion is of version 0.1.0, as in libcni: results have one address of each
-    family."""
     node.plugin("tune", f"cat >$LOG; {ADD_ONLY}; cat $LOG | sed 's/.*\"prevResult\": //; s/}}$//'")
+    # "" is version 0.1.0, as in libcni; these results have one address of each family.
     for old in ("0.2.0", ""):
         node.configure(
             node.bridge(),
@@ -89,8 +87,8 @@ async def test_a_list_of_the_first_versions_runs_ours_and_foreign_plugins(node: 
 
 
 async def test_a_foreign_plugin_runs_when_its_attachment_is_on_the_disk(node: Node) -> None:
-    """A power cut must not lose state that only DEL removes: the record is written and synced
-    before the first ADD."""
+    """The record is synced before the first ADD, so that after a power cut DEL can still remove the
+    plugin's state."""
     node.plugin("first", f"ls -s {node.folder}/state >>$LOG; {ADD_ONLY}; echo '{RESULT}'")
     pod, other = node.host.pod(), node.host.pod()
     synced: list[str] = []
@@ -157,8 +155,8 @@ async def test_a_bridge_that_fails_releases_the_address_of_a_foreign_plugin(node
 
 
 async def test_a_foreign_plugin_delegates_to_ours(node: Node) -> None:
-    """As with flannel, the plugin folder has only the foreign plugin, which finds pyrunc's plugins
-    by CNI_PATH."""
+    """The plugin folder contains only the foreign plugin, as with flannel. It finds pyrunc's
+    plugins through CNI_PATH."""
     delegate = (
         "for d in $(echo $CNI_PATH | tr : ' '); do [ ! -x $d/bridge ] || exec $d/bridge; done;"
         " exit 9"

@@ -1,5 +1,5 @@
-"""An ADD that fails half-way and a DEL that cannot succeed: retries, forced release, and the state
-that stays."""
+"""Tests an ADD that fails halfway and a DEL that cannot succeed: the roll-back, its repetition, and
+the forced release."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HAND_ON = "python3 -c 'import json,sys;print(json.dumps(json.load(sys.stdin)[\"p
 
 
 async def test_del_calls_only_plugins_whose_add_began(node: Node) -> None:
-    """Plugins after the failed one have not seen the pod, also when the roll-back is repeated."""
+    """Neither the roll-back nor its repetition calls plugins after the one whose ADD failed."""
     note = 'echo "$CNI_COMMAND $(basename $0)" >>$LOG'
     node.plugin("first", f"{note}; {ADD_ONLY}; echo '{RESULT}'")
     node.plugin("later", f"{note}; exit 1")
@@ -37,8 +37,8 @@ async def test_del_calls_only_plugins_whose_add_began(node: Node) -> None:
 async def test_a_network_that_cannot_be_detached_is_released_with_its_errors(
     node: Node,
 ) -> None:
-    """Every plugin is called in spite of the others' errors: one plugin no longer exists, one
-    fails, and pyrunc's own plugin releases its part."""
+    """If one plugin is missing and another fails, `release` returns their errors, and pyrunc's
+    bridge plugin releases its part."""
     node.plugin("leaves", f"{ADD_ONLY}; {HAND_ON}")
     node.plugin("refuses", f"[ $CNI_COMMAND = ADD ] || exit 3; {HAND_ON}")
     node.configure(node.bridge(), {"type": "leaves"}, {"type": "refuses"})

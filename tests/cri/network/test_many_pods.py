@@ -1,4 +1,4 @@
-"""Many pods at once: each gets its own addresses, and they share few workers."""
+"""Tests many pods at once: each gets its own addresses, and few worker processes serve all."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ async def test_many_pods_at_once_have_few_workers(
 
 
 async def test_pods_that_wait_for_a_slow_address_plugin_delay_no_other(node: Node) -> None:
-    """Workers that have waited long do not count towards the limit: the sixth pod does not wait for
-    the first five."""
+    """Requests that wait long for a plugin do not count towards the limit of workers: the sixth pod
+    does not wait for the first five."""
     node.plugin(
         "slow-ipam",
         f"{ADD_ONLY}; echo began >>$LOG; until [ -e {node.folder}/go ]; do sleep 0.1; done\n"
@@ -70,10 +70,10 @@ async def test_pods_that_wait_for_a_slow_address_plugin_delay_no_other(node: Nod
 
 
 async def test_a_worker_that_has_grown_is_replaced(node: Node) -> None:
-    """GC and CHECK import pyroute2, 20 MiB that other requests do not need."""
     pod = node.host.pod()
     await node.attach(pod)
-    await node.network.reconcile(lambda: [pod.id])  # the first one collects
+    # GC (in the first reconcile) and CHECK import pyroute2, 20 MiB that no other request needs.
+    await node.network.reconcile(lambda: [pod.id])
     await node.check(pod.id)
     assert node.zygote.pid is not None
     await until(

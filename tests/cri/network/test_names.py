@@ -1,5 +1,5 @@
-"""Names of the pods' network namespaces: the same for every call of a plugin, and removed with the
-pod."""
+"""Tests the names of pods' network namespaces: every call of a plugin gets the same name, which is
+removed with the pod."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ async def test_the_namespace_outlives_its_shim_until_del(node: Node) -> None:
 
 @pytest.mark.parametrize("also", [True, False])
 async def test_a_pod_whose_name_another_program_removed_is_detached(node: Node, also: bool) -> None:
-    """`ip -all netns del` removes all names: DEL gets another path of the namespace, or none, as
-    the specification permits."""
+    """After `ip -all netns del`, DEL gets another path of the network namespace, or none, which the
+    CNI specification permits."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
@@ -73,12 +73,11 @@ async def test_a_pod_whose_name_another_program_removed_is_detached(node: Node, 
 
 
 async def test_the_file_of_a_name_after_a_reboot_is_removed_with_the_attachment(node: Node) -> None:
-    """A reboot removes the mount from the file of a namespace's name, but the file stays if it is
-    on a disk. DEL gets no path, and the file is removed."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()
     await node.attach(pod)
+    # A reboot removes the mount from the name's file, which stays if it is on a disk.
     umount2(node.name_of(pod), MNT_DETACH)
     assert Path(node.name_of(pod)).is_file()
     await node.network.detach(pod.id)
@@ -87,8 +86,8 @@ async def test_the_file_of_a_name_after_a_reboot_is_removed_with_the_attachment(
 
 
 async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
-    """The network namespace of such a pod has no name: ADD got the path /proc/SHIM/fd/N. When
-    another shim takes over, that path changes, and DEL gets the new one."""
+    """The earlier server made no name: ADD got the path /proc/SHIM/fd/N. When another shim has
+    taken over, DEL gets the path at that shim."""
     node.plugin("note", NOTE)
     node.configure({"type": "note"})
     pod = node.host.pod()

@@ -1,4 +1,4 @@
-"""The node's pod CIDRs from kubelet: used by plugins that take ranges, and stored over restarts of
+"""Tests the pod CIDRs that kubelet sends: CNI plugins assign addresses from them, and they outlive
 the server."""
 
 from __future__ import annotations
@@ -23,11 +23,10 @@ async def test_pods_get_addresses_of_kubelets_ranges(node: Node) -> None:
 
 
 async def test_the_network_becomes_ready_with_the_pod_ranges(node: Node) -> None:
-    """Before the network is ready, kubelet starts no pods, but sends the ranges. The status changes
-    as soon as the ranges arrive."""
     with_ranges_from_kubelet(node)
     unready = await node.network.status()
     assert not unready.ready and "needs ranges or a subnet" in unready.message
+    # kubelet sends the ranges before the network is ready, and starts pods only afterwards.
     await node.network.set_pod_ranges(["10.77.0.0/24"])
     assert (await node.network.status()).ready
     node.restart()
@@ -35,8 +34,7 @@ async def test_the_network_becomes_ready_with_the_pod_ranges(node: Node) -> None
 
 
 async def test_pod_ranges_outlive_the_server(node: Node) -> None:
-    """kubelet sends the ranges once; the next server assigns addresses before kubelet repeats
-    them."""
+    """A restarted server assigns addresses before kubelet sends the ranges again."""
     with_ranges_from_kubelet(node)
     await node.network.set_pod_ranges(["10.77.0.0/24", " fd77::/64"])
     await node.attach(node.host.pod())

@@ -1,5 +1,5 @@
-"""The server with the reference plugins (Go) in its folder: they take precedence over pyrunc's and
-do the same for a pod."""
+"""Tests the server with the CNI project's reference plugins (Go) in its folder: they run instead of
+pyrunc's and do the same for a pod."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ async def test_pods_live_with_the_reference_plugins(node: Node, names: tuple[str
 async def test_a_list_of_the_first_versions_runs_both_kinds_of_plugins(
     node: Node, names: tuple[str, ...], old: str
 ) -> None:
-    """The plugins of both kinds pass each other results with one address per family; in these CNI
-    versions DEL gets no result."""
+    """Reference plugins and pyrunc's pass each other results with one address per family; in these
+    CNI versions, DEL gets no result."""
     use_reference(node, *names)
     portmap = {"type": "portmap", "backend": "nftables", "capabilities": {"portMappings": True}}
     node.configure(node.bridge(ipMasq=False, isDefaultGateway=True), portmap, cniVersion=old)

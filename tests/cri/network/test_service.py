@@ -1,4 +1,4 @@
-"""Attaching and detaching pods with builtin and foreign plugins, and every failure of them."""
+"""Tests attaching and detaching pods with builtin and foreign CNI plugins, also when these fail."""
 
 from __future__ import annotations
 
@@ -523,8 +523,8 @@ async def test_status_and_the_log_name_the_file_that_decides(
 
 @pytest.mark.parametrize("ipam", [False, True])
 async def test_a_missing_plugin_leaves_nothing_to_detach(node: Node, ipam: bool) -> None:
-    """The server looks for all plugins before ADD. Otherwise it would write a record whose DEL
-    could only fail."""
+    """Without a search for all plugins before ADD, the server would write a record whose DEL could
+    only fail."""
     missing = {"ipam": {"type": "nowhere"}} if ipam else {}
     node.configure(node.bridge(**missing), *([] if ipam else [{"type": "nowhere"}]))
     pod = node.host.pod()

@@ -1,4 +1,4 @@
-"""containerd runs pods with pyrunc's CNI plugins instead of the reference ones."""
+"""Tests that containerd runs pods with pyrunc's CNI plugins instead of the reference ones."""
 
 from __future__ import annotations
 

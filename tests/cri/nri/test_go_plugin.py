@@ -96,7 +96,7 @@ def _numbers(path: str) -> str:
 
 def test_large_messages_are_sent_and_received(server: Server, plugin: GoPlugin) -> None:
     plugin.wait_for("Synchronize")
-    # larger than every buffer between server and plugin, which returns it as an adjustment
+    # larger than every buffer on the way to the plugin, which returns it as an adjustment
     text = "x" * 100_000
     pod = server.run_pod(server.pod_config(annotations={"test/env": f"BIG={text}"}))
     config = server.container_config(annotations={"more": "y" * 200_000})

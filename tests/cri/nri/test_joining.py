@@ -58,7 +58,7 @@ def test_a_container_with_a_variable_that_is_not_utf_8_keeps_no_plugin_away(
     server: Server, nri_socket: Path
 ) -> None:
     pod = server.run_pod()
-    # Without this value, HOME comes from the image's /etc/passwd, whose author chooses the bytes.
+    # HOME usually comes from the image's /etc/passwd, whose author chooses the bytes.
     config = server.container_config(envs=[cri.KeyValue(key="HOME", value=b"/\xff")])
     container = server.launch(pod, config)
     with TestPlugin(nri_socket) as plugin:
@@ -95,8 +95,8 @@ def test_events_during_the_synchronization_reach_the_plugin(
 def test_a_container_that_is_being_created_is_part_of_the_synchronization(
     server: Server, nri_socket: Path
 ) -> None:
-    """A plugin that joins while another handles CreateContainer gets the container, although it is
-    not listed yet."""
+    """A plugin that joins while another handles CreateContainer is told of the new container,
+    which is not listed yet."""
     pod = server.run_pod()
     second = TestPlugin(nri_socket, index="50")
 

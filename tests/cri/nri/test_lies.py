@@ -106,8 +106,8 @@ def test_an_invalid_adjustment_fails_only_its_own_call(
 def test_an_adjustment_to_a_foreign_cgroup_is_refused(
     server: Server, nri_socket: Path, place: str
 ) -> None:
-    """When a plugin gives a new container the cgroup of another container, a parent of it, or the
-    root, the creation fails, and the other container lives."""
+    """When a plugin gives a new container the cgroup of another container, the cgroup above it, or
+    the root, the creation fails, and the other container lives."""
     pod = server.run_pod()
     neighbour = server.launch(pod)
     config = json.loads((server.state / "containers" / neighbour / "config.json").read_text())

@@ -27,8 +27,8 @@ OUTCOME_LIMIT_BYTES = 64 * 1024
 
 @dataclass(slots=True)
 class Terminal:
-    """The client's input and outputs of a session. `stdin` yields the input, `sizes` the terminal's
-    (columns, lines)."""
+    """A client's standard streams in a session. `sizes` yields the (columns, lines) of its
+    terminal."""
 
     stdin: AsyncIterator[bytes] | None = None
     stdout_fd: int | None = None

@@ -96,7 +96,7 @@ class GoExec:
         )
 
     async def __call__(self, command: str, data: bytes | None = None, **options: object) -> Outcome:
-        """Run the client to its end. `data` is all its input; without it, there is no stdin."""
+        """Run the client to its end, with `data` as its standard input, or without one."""
         process = await self.start(command, stdin=data is not None, **options)  # type: ignore[arg-type]
         async with asyncio.timeout(60):
             stdout, stderr = await process.communicate(data)

@@ -102,7 +102,7 @@ def headers(role: str, port: object, request: str = "") -> dict[str, list[str]]:
 async def test_a_refused_connection_is_reported_on_the_error_stream(
     server: StreamingServer,
 ) -> None:
-    """The session continues and forwards a connection to another port."""
+    """After the refusal, the session forwards a connection to another port."""
 
     async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"hello")
@@ -366,7 +366,8 @@ async def test_an_answer_to_a_half_closed_client_may_take_longer_than_a_second(
 async def test_endless_data_for_a_client_that_has_left_is_cut_off(
     server: StreamingServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The local client of `kubectl port-forward` has disconnected, but the pod still sends data."""
+    """When the local client of `kubectl port-forward` has disconnected, the server does not forward
+    a pod's data for ever."""
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_LIMIT_S", 0.3)
     monkeypatch.setattr("cri_server.streaming.portforward.LINGER_S", 0.1)
     cut_off = asyncio.Event()

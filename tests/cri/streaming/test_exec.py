@@ -141,8 +141,8 @@ async def test_a_client_that_does_not_read_slows_the_process(
 async def test_a_process_that_does_not_read_stdin_slows_the_client(
     go: GoExec, backend: ProcessBackend, protocol: str
 ) -> None:
-    """The server makes the client wait. When the client is killed, the server kills the process,
-    too, although no task reads the connection."""
+    """When the waiting client is killed, the server kills the process, too, although it does not
+    read from the connection meanwhile."""
     with open("/dev/zero", "rb") as zero:
         process = await go.start(
             "exec sleep 60", stdin=True, stdin_fd=zero.fileno(), protocol=protocol

@@ -1,5 +1,5 @@
 """Tests the streaming server with clients that guess URLs, stall or disconnect: other sessions
-continue, and nothing is left of those clients."""
+continue, and no task or descriptor of those clients is left."""
 
 from __future__ import annotations
 
@@ -205,8 +205,8 @@ async def test_a_slow_request_is_ended(
 async def test_connections_without_a_ticket_do_not_block_sessions(
     server: StreamingServer, go: GoExec, sent: bytes
 ) -> None:
-    """Any user of the machine can connect. At the limit, the server closes the oldest connection
-    that has not sent a valid URL."""
+    """Any user of the machine can connect. When too many connections have sent no valid URL, the
+    server closes the oldest of them."""
     limit = server_module.UNOPENED_LIMIT
     async with contextlib.AsyncExitStack() as stack:
         idle = []
@@ -255,7 +255,7 @@ async def test_a_flood_of_connections_does_not_overtake_a_client_with_a_ticket(
 
 
 class SlowPods(ProcessBackend):
-    """A backend whose connections to ports of pods are made only when `open` is set."""
+    """A backend that connects to ports of pods only when `open` is set."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -81,7 +81,7 @@ async def test_any_origin_is_accepted(server: StreamingServer, origin: str) -> N
 
 
 async def test_an_origin_without_a_token_opens_nothing(server: StreamingServer) -> None:
-    """A page of another site cannot open a session, because it cannot know the token."""
+    """A page of another site cannot open a session, because it cannot know the URL."""
     own = "http://{}:{}".format(*address_of(server))
     url = server.url_for(SHELL)
     with pytest.raises(InvalidStatus) as refused:
