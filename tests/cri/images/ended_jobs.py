@@ -1,5 +1,5 @@
-"""A module for a zygote: its jobs together count their changes to files, and the job that reaches
-a chosen number ends before that change."""
+"""A module for a zygote: its jobs count their changes to files, and the job that reaches a chosen
+number ends before that change."""
 
 from __future__ import annotations
 

@@ -162,10 +162,7 @@ OTHERS = {
 
 
 def put_with_others(registry: Registry, *others: dict[str, Any]) -> str:
-    """Push the image BUILT with other blobs among its layers; return its reference.
-
-    `others`: for each blob, the fields of its descriptor that differ from a layer's.
-    """
+    """Push the image BUILT with other blobs among its layers; return its reference."""
     data, blobs = manifest_of(BUILT)
     document = json.loads(data)
     first, second = document["layers"]

@@ -1,5 +1,5 @@
-"""Tests that an EROFS image mounted from tars has the same files as the same tars unpacked, and
-that both forms refuse the same tars."""
+"""Tests that layers mounted as an EROFS image show the same files as unpacked layers, and that
+the same layers are refused either way."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def facts_of(root: Path) -> dict[bytes, Facts]:
             facts,
             xattrs=frozenset(x for x in facts.xattrs if not x[0].startswith("trusted.")),
         )
-        # "/." because a path in /proc/self/fd is a link
+        # a descriptor's name is a link
         for name, facts in snapshot(os.fsencode(root) + b"/.").items()
         if not (facts.kind == "c" and facts.device == 0)  # a whiteout
     }

@@ -1,5 +1,4 @@
-"""Tests the store of mounted (EROFS) images: its files, archives and pushes, what a removal frees,
-and the start with another `store` setting or kernel."""
+"""Tests the store of mounted (EROFS) images: its files, pulls, archives, pushes and removals."""
 
 from __future__ import annotations
 
@@ -137,8 +136,8 @@ async def test_a_kernel_that_cannot_mount_gets_layers_unpacked_from_their_tars(
     caplog: pytest.LogCaptureFixture,
     setting: str,
 ) -> None:
-    """When a disk with mounted images moves to a node whose kernel cannot mount them, the server
-    unpacks the stored tars. When the disk moves back, the image is still listed."""
+    """When a disk moves to a node whose kernel cannot mount images, the server unpacks the stored
+    tars. When the disk moves back, the image is still listed."""
     service, built = await serve(opened, tmp_path / "images"), make()
     name = await pulled(service, registry, built)
     await service.close()

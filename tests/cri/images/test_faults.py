@@ -396,8 +396,7 @@ AUTHS = {
 async def test_a_redirect_target_cannot_obtain_the_secret(
     tmp_path: Path, service: ImageService, challenge: str, auth: Auth, what: str, detour: bool
 ) -> None:
-    """When redirects lead from the registry to another host that demands a login, the pull fails
-    and that host gets no secret."""
+    """When a registry redirects to another host that demands a login, the pull fails."""
     with Registry(tmp_path / "front") as front, Registry(tmp_path / "thief") as thief:
         front.push("app:v1", make())
         thief.fault("/token", status=200, body=b'{"token": "t"}')
@@ -730,8 +729,7 @@ async def test_the_user_is_a_number_or_a_name_and_never_root_by_mistake(
 async def test_content_of_another_digest_is_refused(
     registry: Registry, service: ImageService
 ) -> None:
-    """When a registry answers with a manifest of another digest than the requested one, the pull
-    fails."""
+    """When a registry answers with another manifest than the requested one, the pull fails."""
     registry.push("app:v1", make(1))
     digest = f"sha256:{hashlib.sha256(b'wanted').hexdigest()}"
     registry.manifests["app", digest] = registry.manifests["app", "v1"]
@@ -809,9 +807,8 @@ async def test_wrong_replies_to_range_requests_fail_the_pull(
     tmp_path: Path,
     answer: Fault,
 ) -> None:
-    """When the download of a blob breaks off and the registry answers the request for the rest with
-    a wrong status or header, the error names the registry and no Python exception, and the store
-    has no new content."""
+    """When a download breaks off and the registry answers the request for the rest with a wrong
+    status or header, the error names the registry, and the store has no new content."""
     monkeypatch.setattr("cri_server.images.registry.registry.BACKOFF_S", (0.01,))
     built = make(layers=1, size=400_000)
     registry.push("app:v1", built, compress="")

@@ -101,9 +101,8 @@ async def test_all_attempts_of_a_compromised_decoder_fail(tmp_path: Path) -> Non
     "what", ["a link for the tree", "a link for the record", "a pipe", "a folder"]
 )
 def test_files_of_a_compromised_unpacker_are_not_trusted(tmp_path: Path, what: str) -> None:
-    """When a compromised unpacker leaves a link, a pipe or a folder in place of its tree or record,
-    the privileged server must not follow the link, change files of the host, or wait for the pipe.
-    """
+    """When a compromised unpacker leaves a link or a pipe in place of its files, the privileged
+    server must not follow the link, change the host, or wait for the pipe."""
     layers = Layers(tmp_path)
     layers.prepare()
     host = tmp_path / "host"

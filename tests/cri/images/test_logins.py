@@ -44,8 +44,7 @@ def tokens(tmp_path: Path, secure: Registry) -> Iterator[Registry]:
 async def test_a_token_server_on_http_gets_no_secret(
     secure: Registry, tokens: Registry, service: ImageService
 ) -> None:
-    """A pull without a login accepts a token from an http server. A pull with a login fails and
-    sends that server no request."""
+    """A pull without a login accepts a token from an http server; a pull with a login fails."""
     # small GitLab and Harbor installations use http
     tokens.fault("/token", status=200, body=TOKEN)
     await service.pull(f"{secure.host}/app:v1")

@@ -1,5 +1,4 @@
-"""Tests pulls over HTTP and HTTPS: stored content, platforms, mirrors, logins, proxies, shared
-layers, and pulls that are cancelled."""
+"""Tests pulls over HTTP and HTTPS: stored content, mirrors, logins, proxies, cancellation."""
 
 from __future__ import annotations
 

@@ -56,10 +56,8 @@ class Signer:
     def layer(
         self, registry: Registry, digest: str, claimed: str = NAME, **changes: Any
     ) -> dict[str, Any]:
-        """Sign the manifest `digest`; return the descriptor of the signature, for a list of layers.
-
-        `claimed`: the image name that is signed. `changes`: other signed fields to replace.
-        """
+        """Sign the manifest `digest` as image `claimed`; return the descriptor of the signature.
+        `changes`: other signed fields."""
         critical = {
             "identity": {"docker-reference": claimed},
             "image": {"docker-manifest-digest": digest},

@@ -1,5 +1,5 @@
-"""Tests that an image stays unpacked or mounted when the configuration changes to the other form,
-and that only `convert` changes it."""
+"""Tests that only `convert` changes whether an image is unpacked or mounted, and a changed
+configuration does not."""
 
 from __future__ import annotations
 
@@ -152,8 +152,7 @@ async def test_an_image_stays_when_the_disk_has_no_space_for_its_conversion(
 async def test_each_image_of_the_same_layers_keeps_its_form(
     tmp_path: Path, opened: list[ImageService]
 ) -> None:
-    """When one of two images with the same layers is unpacked and the other mounted, both stay so
-    after restarts, and removing one keeps the other."""
+    """When one image is unpacked and the other mounted, both stay so after restarts."""
     store, tars = tmp_path / "images", make().layers
     one, two = image(tars, {"Cmd": ["1"]}), image(tars, {"Cmd": ["2"]})
 
