@@ -60,7 +60,8 @@ async def test_all_attempts_of_a_compromised_unpacker_fail(tmp_path: Path, landl
 
 
 async def test_all_attempts_of_a_compromised_decoder_fail(tmp_path: Path) -> None:
-    """An attacker in the process that decompresses a layer can change nothing but its output."""
+    """An attacker in the process that decompresses a layer can use only the open descriptors, and
+    change only the output."""
     folder, canary = tmp_path / "layer", tmp_path / "canary"
     folder.mkdir()
     canary.write_text("unharmed")

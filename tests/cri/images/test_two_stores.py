@@ -1,5 +1,5 @@
 """Tests that only `convert` changes whether an image is unpacked or mounted, and a changed
-configuration does not."""
+configuration does not, because containers use the image's files."""
 
 from __future__ import annotations
 
