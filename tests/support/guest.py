@@ -446,7 +446,6 @@ class Guest:
         *,
         port: int = 0,
         memory_mib: int = 4096,
-        processors: int = 2,
         disks: Sequence[Path] = (),
         link: Link | None = None,
         forward: Mapping[int, int] | None = None,
@@ -462,7 +461,7 @@ class Guest:
         """
         self.disk = build(suite, variant)
         self.port = port or free_port()
-        self.memory_mib, self.processors = memory_mib, processors
+        self.memory_mib = memory_mib
         self.disks = tuple(disks)
         self._link, self._forward = link, {**(forward or {}), self.port: 22}
         self._services, self._variant = dict(services or {}), variant
@@ -525,7 +524,7 @@ class Guest:
             "-accel",
             self.accelerator,
             "-smp",
-            str(self.processors),
+            "2",
             "-m",
             str(self.memory_mib),
             "-nographic",

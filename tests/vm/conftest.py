@@ -35,12 +35,11 @@ collect_ignore = (
 class Boots:
     """Boots guests, one at a time, because the machine has processor time for one emulated guest.
 
-    `api_port` is a port of 127.0.0.1 on the host, which guests see as SERVICES:6443. `processors`:
-    the number of processors of each guest.
+    `api_port` is a port of 127.0.0.1 on the host, which guests see as SERVICES:6443.
     """
 
-    def __init__(self, processors: int) -> None:
-        self.api_port, self._processors = free_port(), processors
+    def __init__(self) -> None:
+        self.api_port = free_port()
         self._kind = "", PLAIN
         self._running: Guest | None = None
 
@@ -50,13 +49,7 @@ class Boots:
         if self._running is None or self._kind != (suite, variant):
             self.stop()
             attached = disks or [guest_disk.kubernetes()]
-            booted = Guest(
-                suite,
-                processors=self._processors,
-                disks=attached,
-                services={6443: self.api_port},
-                variant=variant,
-            )
+            booted = Guest(suite, disks=attached, services={6443: self.api_port}, variant=variant)
             booted.start()
             self._kind, self._running = (suite, variant), booted
             booted.push_project()
@@ -69,13 +62,10 @@ class Boots:
 
 
 @pytest.fixture(scope="package")
-def boots(request: pytest.FixtureRequest) -> Iterator[Boots]:
+def boots() -> Iterator[Boots]:
     """Provide what boots the guests; the last guest is powered off after the last test of the
     folder."""
-    # One thread emulates all processors of a guest: with one processor the fast tests take 0.7 of
-    # the time. Some slow tests need two (kubelet's static CPU policy).
-    slow = any(item.get_closest_marker("slow") for item in request.session.items)
-    all_boots = Boots(processors=2 if slow else 1)
+    all_boots = Boots()
     yield all_boots
     # An idle guest takes processor time, too.
     all_boots.stop()
