@@ -4,7 +4,7 @@ Each connection has one request. After the response 101 the connection carries S
 Any other response is an error and ends the connection.
 
 Only a valid ticket in the path authorizes a request. Origin is not compared with Host, because the
-API server forwards its client's Origin while kubelet sends its own Host. A foreign web page that
+API server forwards its client's Origin, which does not name this server. A foreign web page that
 reaches this server (DNS rebinding, cross-site WebSockets) cannot know the ticket, because the
 ticket is in no cookie.
 """
