@@ -27,6 +27,7 @@ packages = missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev
 	>/dev/null; fi
 
 .PHONY: help
+# A help text may continue on the next line, after a backslash.
 help: ## list the targets
 	@sed -zE 's/ *\\\n\s*/ /g' $(MAKEFILE_LIST) | \
 		sed -nE 's/^([a-z-]+):.*## (.*)/  make \1\t\2/p' | expand -t 24
@@ -82,7 +83,7 @@ deb-chroot: build .venv/tested
 	@$(BIN)/python -m tests.support.chroot deb $(SUITE)
 
 .PHONY: demo
-demo: build ## run pod.yaml on a server of its own, show what came to be, clean up
+demo: build ## run pod.yaml on a temporary server, show its processes, clean up
 	@$(BIN)/pyrunc-cri demo pod.yaml
 
 .PHONY: lint

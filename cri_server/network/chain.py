@@ -450,8 +450,8 @@ class PluginRunner:
 
 
 def _groups(steps: list[_PluginStep]) -> Iterator[tuple[bool, list[_PluginStep]]]:
-    """Split `steps` into groups of consecutive plugins: a group has only pyrunc's own plugins or
-    only foreign ones. Yield (whether they are pyrunc's own, steps) for each group."""
+    """Split `steps` into groups of consecutive plugins: a group has only pyrunc's plugins or only
+    foreign ones. Yield (builtin, steps) for each group; `builtin`: its plugins are pyrunc's."""
     for builtin, group in groupby(steps, key=lambda step: not step.program):
         yield builtin, list(group)
 

@@ -111,7 +111,7 @@ class PluginProcess:
                         (os.POSIX_SPAWN_DUP2, nothing.fileno(), 0),
                         (os.POSIX_SPAWN_DUP2, theirs.fileno(), SOCKET_FD),
                     ],
-                    # A group of its own: ^C at the server's terminal must not end the plugin.
+                    # A new process group: ^C at the server's terminal must not end the plugin.
                     setpgroup=0,
                     setsigmask=[],
                     setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM],

@@ -655,7 +655,7 @@ class Shims:
     async def drop_unknown(self) -> None:
         """Close the descriptors in the keeper that belong neither to a known pod nor to a running
         or created container. A shim leaves such descriptors if it is killed after the end of a
-        process, but before it has told the keeper.
+        process, but before it has reported this end to the keeper.
 
         Also kill the shims of the previous version that were stopped with SIGSTOP, once all their
         children have ended.

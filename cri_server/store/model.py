@@ -28,8 +28,8 @@ from pyrunc.shim.messages import Exit as Exit
 
 SandboxName = tuple[str, str, str, int]
 ContainerName = tuple[str, str, int]
-# Fields whose type or name differs between record and object. The object's field `pause` is called
-# `holder` in the record, because other versions of the server read it by this name.
+# Fields whose type or name differs between record and object. The record has the field `pause`
+# under the key `holder`, which other versions of the server read.
 _SANDBOX_CONVERTED = ("config", "holder", "selinux")
 _CONTAINER_CONVERTED = ("config", "user", "resources")
 AnyMessage = TypeVar("AnyMessage", bound=Message)

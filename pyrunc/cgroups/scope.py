@@ -72,7 +72,7 @@ def start(
     try:
         with Systemd() as systemd:
             systemd.start_transient(group.unit, [*_unit_properties(group, placeholder), *limits])
-            # Not the path that was asked for: a user's systemd puts slices beneath its own group.
+            # Not the path in the request: a user's systemd puts slices beneath its cgroup.
             group.path = systemd.control_group(group.unit) or group.path
         if is_machine_root():
             group.enable_unmanaged_controllers()

@@ -80,8 +80,8 @@ def orphaned_sessions(first: int, processes: Iterable[int]) -> dict[int, int]:
     - `processes`: all pids of the container
 
     Such a leader has a parent outside the container's pid namespace that is not this shim. If the
-    container uses the host's pid namespace, return an empty result, because leaders cannot be told
-    from other orphans there.
+    container uses the host's pid namespace, return an empty result, because there such a leader
+    looks like any other orphan.
     """
     own = _pid_namespace(os.getpid())
     if _pid_namespace(first) in (own, ""):

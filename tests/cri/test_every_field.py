@@ -238,7 +238,7 @@ def set_unknown(request: Any) -> None:
 
 
 def attempt(target: Target, call: str, way: Way, value: Any) -> str:
-    """Send the request with this value; return what is wrong with the answer, or an empty text."""
+    """Send the request with this value; return the fault of the answer, or an empty text."""
     request = target.base(call)
     if call in ENDING and not way[-1].name.endswith("_id"):
         set_unknown(request)

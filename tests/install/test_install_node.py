@@ -192,7 +192,10 @@ def test_uninstall_is_refused_while_a_server_runs(root: Path, folder: str) -> No
     installed = listing(root)
     with open(root / folder / "server.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        message = f"/{folder} is in use by a server that systemd did not start: stop "
+        message = (
+            f"/{folder} is in use by a server that systemd did not start:"
+            " stop `pyrunc-cri serve` first"
+        )
         assert message in run(root, "--uninstall", "--purge", code=1)
     (root / folder / "server.lock").unlink()
     assert listing(root) == installed

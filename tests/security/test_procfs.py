@@ -317,8 +317,8 @@ def test_a_sysctl_needs_a_namespace_of_the_container(runtime: Runtime) -> None:
 
 
 def test_a_container_has_only_its_own_procfs(runtime: Runtime) -> None:
-    """The runtime writes sysctls through a procfs of its own. The container has no descriptor of
-    that procfs and sees only its own processes in /proc."""
+    """The runtime mounts a separate procfs to write sysctls. The container has no descriptor of
+    that procfs, and its /proc shows only the container's processes."""
     script = "ls /proc/self/fd | wc -l; ls -d /proc/[0-9]* | wc -l; cat /proc/1/comm"
     out = runtime.shell(script, sysctl={"net.ipv4.ip_forward": "1"}).out
     assert out.split()[0] == "4" and int(out.split()[1]) <= 4, out

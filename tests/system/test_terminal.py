@@ -115,8 +115,8 @@ def own_terminal() -> Iterator[tuple[int, int]]:
 
 
 def captured(command: list[str], slave: int, stdin: int | None = None) -> bytes:
-    """Return the command's stdout, a pipe. Stderr is the terminal; stdin, too, unless it is
-    given."""
+    """Return the command's stdout, a pipe. Stderr is the terminal `slave`; so is stdin, unless
+    `stdin` is set."""
     return subprocess.run(
         command,
         stdin=slave if stdin is None else stdin,

@@ -111,7 +111,7 @@ def test_every_kind_of_file_keeps_every_attribute(tmp_path: Path, options: list[
 
 
 def test_names_and_links_of_every_length_are_read(tmp_path: Path) -> None:
-    # directories of one block and of many; links in an inode's block and in a block of their own
+    # directories of one block and of many; links in the block of their inode and in another block
     members = [
         (f"{'d' * length}/{'n' * length}", LayerFile(b"x" * length)) for length in range(1, 256, 13)
     ]

@@ -95,8 +95,8 @@ def test_events_during_the_synchronization_reach_the_plugin(
 def test_a_container_that_is_being_created_is_part_of_the_synchronization(
     server: Server, nri_socket: Path
 ) -> None:
-    """A plugin that joins while another handles CreateContainer is told of the new container,
-    which is not listed yet."""
+    """When a plugin joins while another plugin handles CreateContainer, the server sends it the
+    new container, which is not listed yet."""
     pod = server.run_pod()
     second = TestPlugin(nri_socket, index="50")
 

@@ -45,8 +45,8 @@ async def run(url: str, terminal: Terminal) -> int:
     """Run the session of a streaming URL to its end; return its exit code. Raises `PeerError` if
     the session fails.
 
-    The fields of `terminal` decide which streams are opened; the request for `url` must have asked
-    for the same streams.
+    The fields of `terminal` decide which streams are opened; the request for `url` must
+    have named the same streams.
     """
     async with connect(url, V4) as multiplexer:
         try:

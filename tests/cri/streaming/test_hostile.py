@@ -157,7 +157,8 @@ async def test_invalid_requests_are_refused(
 
 
 async def test_any_host_header_is_accepted(server: StreamingServer) -> None:
-    # kubelet forwards the Host header of its own client, so the server only checks the token.
+    # The Host header comes from kubelet's client and does not name this server. The server checks
+    # the token instead.
     for host in ("10.1.2.3:10250", "node.example", "[::1]:10250"):
         path = path_of(server.url_for(SHELL))
         assert (await answer(server, request(path, *SPDY, host=host)))[0] == 101

@@ -234,7 +234,7 @@ def test_a_step_that_fails_undoes_all(
 
 def test_a_large_specification_is_accepted(box: Box) -> None:
     """A specification with hundreds of mounts and a megabyte of environment is accepted: the
-    runtime has no limit of its own."""
+    runtime does not limit them."""
     (box.image / "data").mkdir()
     for number in range(300):
         box.bind(box.image / "data", f"/many/{number:03}", "rbind", "rprivate")

@@ -264,8 +264,8 @@ def test_a_missing_program_ends_with_exit_code_127(keeper: Keeper) -> None:
 def test_an_orphans_exit_is_recorded_by_pid_and_start_time(
     keeper: Keeper, script: str, code: int
 ) -> None:
-    """When a child of the keeper is killed, the exit of its own child is recorded, also in another
-    session."""
+    """When a child of the keeper is killed, the keeper records the exit of the orphan that the
+    child leaves, even if the orphan is in another session."""
     # The shell stands for a shim. When it is killed, its child becomes the keeper's.
     inner = f"setsid sh -c 'echo $$ >&5; read line <&6; {script}'"
     with pipe() as (waiting, go):
@@ -401,7 +401,7 @@ def test_a_keeper_that_is_stopped_costs_a_bounded_wait(keeper: Keeper, tmp_path:
 # -- its life
 
 
-def test_a_folder_without_a_keeper_is_told_from_a_lost_keeper(
+def test_a_missing_keeper_and_a_lost_keeper_are_different_errors(
     keeper: Keeper, tmp_path: Path
 ) -> None:
     (tmp_path / "empty").mkdir()

@@ -176,7 +176,7 @@ async def test_a_container_survives_a_full_disk_of_its_log(pod: TestPod) -> None
 
 @pytest.mark.skipif("PYRUNC_GUEST" in os.environ, reason="emulated processors have no speed")
 async def test_the_log_is_copied_fast(pod: TestPod) -> None:
-    """The shim copies more than 80 MB of a log per second of its own processor time."""
+    """The shim copies more than 80 MB of a log per second of processor time that the shim uses."""
     total = 200_000_000
     script = (
         f"import os\nb = (b'x' * 99 + b'\\n') * 600\nfor _ in range({total} // len(b)):"

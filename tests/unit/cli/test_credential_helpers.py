@@ -131,7 +131,7 @@ def test_the_store_of_dockers_configuration_is_used(folder: Path, tmp_path: Path
     )
     for reference, password in (
         ("r.example/a", "r.example"),
-        # The store is asked without an entry, too: a cloud's helper needs none.
+        # The helper runs even if `auths` has no entry: a cloud's helper needs none.
         ("busybox", credentials.DOCKERS_NAME),
         ("own.example/a", "p"),
         ("gone.example/a", None),
