@@ -85,7 +85,7 @@ async def test_the_file_of_a_name_after_a_reboot_is_removed_with_the_attachment(
     assert clean(node)
 
 
-async def test_a_pod_of_an_earlier_version_keeps_its_path(node: Node) -> None:
+async def test_a_pod_of_an_earlier_version_gets_the_path_at_its_new_shim(node: Node) -> None:
     """The earlier server made no name: ADD got the path /proc/SHIM/fd/N. When another shim has
     taken over, DEL gets the path at that shim."""
     node.plugin("note", NOTE)
